@@ -1,0 +1,154 @@
+"""The protocols in which the referee and its contestants meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from specbench.types import (
+    Estimate,
+    Features,
+    Load,
+    Prompt,
+    Proposal,
+    Request,
+    Rows,
+    RunTrace,
+    Taps,
+    TargetView,
+    TokenEvent,
+    Verdict,
+    VerifyPlan,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Random(Protocol):
+    """Counter-based random numbers of the step, keyed by (seed, request, anchor position, offset, purpose)."""
+
+    def draft(self, rows: Rows, offsets: int) -> Tensor:
+        """Uniforms in [0, 1) for ``offsets`` drafts a row: [B, offsets] float64."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """A contestant: proposes drafts for all rows of a step at once.
+
+    State lives in tensors indexed by slot. ``commit`` is the only rollback point: what ``propose`` wrote beyond the
+    committed length must be harmless afterwards. A module ``specbench_drafters/NAME.py`` sets ``PLUGIN`` to its class.
+    """
+
+    taps: Taps
+    trained_length: int  # drafts a round that it was made for: the default draft length
+    max_context: int | None  # longest sequence it can draft for; None is unlimited
+    options: ClassVar[Mapping[str, str]]  # accepted --set options: name -> one line of help
+
+    @classmethod
+    def load(cls, checkpoint: Path | None, *, target: TargetView, options: Mapping[str, Any]) -> Drafter:
+        """Build from a resolved checkpoint folder (None where the method needs none).
+
+        Errors: DrafterError when the checkpoint does not belong to the target; ConfigError for a bad option.
+        """
+        ...
+
+    def begin(self, rows: Rows) -> None:
+        """Slots in ``rows`` were just given to new requests: forget whatever they held."""
+        ...
+
+    def prefill(self, rows: Rows, features: Features) -> None:
+        """One prompt chunk of each row went through the target."""
+        ...
+
+    def propose(self, rows: Rows, *, limits: Tensor, rng: Random) -> Proposal:
+        """At most ``limits`` [B] drafts a row; G = the largest limit. Never called when every limit is 0."""
+        ...
+
+    def commit(self, rows: Rows, *, verdict: Verdict, features: Features) -> None:
+        """The round's outcome; also for rows whose limit was 0. ``rows`` are as they were before the round."""
+        ...
+
+    def release(self, slots: Sequence[int]) -> None:
+        """The requests in these slots ended or were preempted."""
+        ...
+
+    def state_bytes(self) -> int:
+        """Bytes of weights and caches that the drafter holds (shared modules of the target not counted)."""
+        ...
+
+
+class VerifyPolicy(Protocol):
+    """Decides how many tokens are drafted and verified. ``causal``: nothing about token k decides on token k."""
+
+    causal: ClassVar[bool]
+    name: str  # as written in records, for example "fixed:7"
+    draft_length: int  # the largest length it can plan
+
+    def draft_limits(self, rows: Rows, *, load: Load) -> Tensor:
+        """[B] int64, before propose; 0 skips drafting for the row."""
+        ...
+
+    def plan(self, rows: Rows, *, proposal: Proposal, load: Load) -> VerifyPlan: ...
+
+    def observe(self, rows: Rows, *, plan: VerifyPlan, verdict: Verdict) -> None: ...
+
+
+class Backend(Protocol):
+    """Something that serves requests and leaves a trace: the engine, a server, a scripted fake."""
+
+    def submit(self, request: Request, *, warmup: bool = False, arrival_s: float | None = None) -> None: ...
+
+    def poll(self) -> Sequence[TokenEvent]:
+        """Advance by one step (or wait a little) and return what became visible."""
+        ...
+
+    def close(self) -> RunTrace: ...
+
+
+class Clock(Protocol):
+    """Time in seconds since the run's origin; real or virtual."""
+
+    def now(self) -> float: ...
+
+    def sleep_until(self, time_s: float) -> None: ...
+
+
+class Arrivals(Protocol):
+    """A load pattern."""
+
+    def due(self, now_s: float, *, in_flight: int) -> int:
+        """How many further requests have arrived by ``now_s``."""
+        ...
+
+    def next_s(self) -> float | None:
+        """When the next arrival is due, if that is known; None when it depends on completions."""
+        ...
+
+
+class Task(Protocol):
+    """A playing field: named prompts. A module ``specbench_tasks/NAME.py`` sets ``PLUGIN`` to an instance."""
+
+    name: str
+    domain: str
+    version: str
+
+    def prompts(self, *, limit: int | None = None, seed: int = 0) -> list[Prompt]:
+        """At most ``limit`` prompts in a fixed order; a limit below the whole takes a seeded sample of them.
+
+        Errors: TaskError when the data cannot be had or read.
+        """
+        ...
+
+
+class Metric(Protocol):
+    """A pure function of a trace. A module of ``specbench.metrics`` sets ``PLUGIN`` to an instance."""
+
+    name: str
+    unit: str
+    better: str  # "higher", "lower" or "neither"
+    version: str
+
+    def compute(self, trace: RunTrace) -> Iterable[Estimate]: ...
