@@ -1,0 +1,48 @@
+"""Logits to a distribution: temperature, top-k, top-p, alike for draft and target."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def process_logits(
+    logits: Tensor, *, temperature: Tensor, top_p: Tensor, top_k: Tensor, any_truncated: bool
+) -> tuple[Tensor, Tensor]:
+    """Logits after temperature and truncation, and their log-normaliser: p = exp(out - log_normaliser).
+
+    The order is temperature, top-k (ties with the k-th value stay), then the smallest set of the most likely tokens
+    whose probability reaches top-p. A row with temperature 0 becomes a point mass at its argmax.
+
+    Args:
+        logits: [N, V], any float dtype.
+        temperature, top_p: [N] float32.
+        top_k: [N] int64; the vocabulary size or more where off.
+        any_truncated: False skips the sort; the caller knows from the host that no row truncates.
+
+    Returns:
+        ([N, V] float32 with -inf where cut, [N] float32).
+    """
+    greedy = temperature == 0
+    scale = torch.where(greedy, torch.ones_like(temperature), temperature)
+    out = logits.to(torch.float32) / scale[:, None]
+    if any_truncated:
+        out = _truncate(out, top_p=top_p, top_k=top_k)
+    best = out.argmax(dim=-1, keepdim=True)  # [N, 1]
+    point = torch.full_like(out, -torch.inf).scatter_(1, best, out.gather(1, best))
+    out = torch.where(greedy[:, None], point, out)
+    return out, torch.logsumexp(out, dim=-1)
+
+
+def _truncate(logits: Tensor, *, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """[N, V] float32 with tokens outside top-k and then top-p at -inf."""
+    width = logits.shape[-1]
+    ordered, index = logits.sort(dim=-1, descending=True, stable=True)  # [N, V]
+    kth = ordered.gather(1, top_k.clamp(1, width)[:, None] - 1)
+    ordered = ordered.masked_fill(ordered < kth, -torch.inf)
+    before = torch.softmax(ordered, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
+    before[:, 0] = 0.0
+    cut = (before >= top_p[:, None]) & (top_p < 1)[:, None]
+    cut[:, 0] = False
+    ordered = ordered.masked_fill(cut, -torch.inf)
+    return torch.empty_like(logits).scatter_(1, index, ordered)
