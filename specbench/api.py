@@ -60,7 +60,7 @@ class Drafter(Protocol):
         ...
 
     def prefill(self, rows: Rows, features: Features) -> None:
-        """One prompt chunk of each row went through the target."""
+        """One prompt chunk of each row went through the target. ``rows.lengths`` are those before the chunk."""
         ...
 
     def propose(self, rows: Rows, *, limits: Tensor, rng: Random) -> Proposal:

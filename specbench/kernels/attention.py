@@ -1,0 +1,88 @@
+"""Ragged paged attention over a step's row groups: the definition, in plain torch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Group(Protocol):
+    """What attention needs to know of a group of rows (see modeling.layout.RowGroup)."""
+
+    tokens: Tensor  # [b, q]
+    pages: Tensor  # [b, P]
+    span: tuple[int, int] | None
+    run: int | None
+    kv_length: int
+    valid: Tensor | None
+
+    def mask(self, *, window: int | None, heads: int, dtype: torch.dtype) -> Tensor | None: ...
+
+
+def paged_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    groups: tuple[Group, ...],
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Causal attention of every query token over the pages of its row.
+
+    Args:
+        query: [T, Hq, Dk], flat over the rows of all groups.
+        keys, values: [pages, PAGE, Hkv, Dk] and [pages, PAGE, Hkv, Dv]; this step's tokens are already written.
+        groups: which tokens see which pages.
+        scale: multiplies the scores. window: keys further back than this are hidden. softcap: cap * tanh(score / cap).
+
+    Returns:
+        [T, Hq, Dv].
+    """
+    outputs = [
+        _attend(query, keys, values, group, scale=scale, window=window, softcap=softcap) for group in groups
+    ]
+    if len(groups) == 1 and groups[0].span is not None:
+        return outputs[0].flatten(0, 1)
+    out = query.new_empty(query.shape[0], query.shape[1], values.shape[-1])
+    for group, piece in zip(groups, outputs, strict=True):
+        flat, index = piece.flatten(0, 1), group.tokens.flatten()
+        if group.valid is not None:
+            flat, index = flat[group.valid], index[group.valid]
+        out.index_copy_(0, index, flat)
+    return out
+
+
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, group: Group, *, scale: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """One group: [b, q, Hq, Dv]."""
+    b, width = group.tokens.shape
+    num_heads, key_heads = query.shape[1], keys.shape[2]
+    shared = num_heads // key_heads
+    picked = query[group.span[0] : group.span[1]] if group.span is not None else query[group.tokens.flatten()]
+    folded = picked.view(b, width, key_heads, shared, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [b, Hkv, g*q, Dk]
+    k = _context(keys, group)
+    v = _context(values, group)
+    mask = group.mask(window=window, heads=shared, dtype=query.dtype)
+    if softcap is None:
+        out = scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
+    else:
+        scores = softcap * torch.tanh(folded @ k.transpose(-1, -2) * scale / softcap)
+        scores = scores if mask is None else scores + mask
+        out = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype) @ v
+    return out.view(b, key_heads, shared, width, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+def _context(pool: Tensor, group: Group) -> Tensor:
+    """Keys or values of the group's rows: [b, Hkv, L, D]. A view when the only row's pages are one run."""
+    b, num_pages = group.pages.shape
+    if group.run is not None:
+        rows = pool[group.run : group.run + num_pages][None]
+    else:
+        rows = pool.index_select(0, group.pages.flatten()).view(b, num_pages, *pool.shape[1:])
+    return rows.flatten(1, 2)[:, : group.kv_length].transpose(1, 2)

@@ -1,0 +1,117 @@
+"""Which tokens of a flat batch attend to which pages: computed once a step, used by every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specbench.modeling.pool import PAGE
+
+_LONG = 64  # rows with more query tokens than this are attended on their own: padding others to them would waste work
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpan:
+    """One row of a flat batch: its query tokens are the last ``count`` of ``length`` tokens held in ``pages``."""
+
+    start: int  # first flat index
+    count: int
+    length: int  # tokens in the cache after this step's are written
+    pages: Sequence[int]
+
+
+@dataclass(slots=True)
+class RowGroup:
+    """Rows attended in one call, padded to the widest query and the longest context among them.
+
+    ``tokens`` [b, q] are flat indices (a row's last one repeated as padding), ``valid`` the padded positions that are
+    real. ``pages`` [b, P] is padded with page 0; ``kv_length`` is the longest length.
+    """
+
+    tokens: Tensor  # [b, q] int64
+    positions: Tensor  # [b, q] int64
+    lengths: Tensor  # [b] int64
+    pages: Tensor  # [b, P] int64
+    span: tuple[int, int] | None  # flat range when the rows are contiguous and equally wide: a view, no gather
+    run: int | None  # first page when the only row's pages are one contiguous run: a view, no gather
+    kv_length: int
+    valid: Tensor | None  # [n] flat indices into [b * q]; None when nothing is padding
+    full: bool  # every key is visible to every query (one query at the end of the only row)
+    _masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def mask(self, *, window: int | None, heads: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask [b, 1, heads * q, kv_length], or None where all is visible.
+
+        Key j is visible to a query at position i when i - window < j <= i; ``heads`` query heads share a key head and
+        are folded into the query axis.
+        """
+        if self.full and (window is None or self.kv_length <= window):
+            return None
+        key = (window, heads, dtype)
+        if key not in self._masks:
+            index = torch.arange(self.kv_length, device=self.tokens.device)
+            seen = index <= self.positions[..., None]  # [b, q, L]
+            if window is not None:
+                seen &= index > self.positions[..., None] - window
+            hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+            folded = hidden[:, None].expand(-1, heads, -1, -1).flatten(1, 2)  # [b, heads * q, L]
+            self._masks[key] = folded[:, None]
+        return self._masks[key]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """The attention structure of one flat batch of T tokens."""
+
+    positions: Tensor  # [T] int64
+    write_slots: Tensor  # [T] int64, page * PAGE + offset
+    groups: tuple[RowGroup, ...]
+    num_tokens: int
+
+    @classmethod
+    def build(cls, rows: Sequence[RowSpan], device: torch.device) -> BatchLayout:
+        """Lay out ``rows``, given in flat order without gaps."""
+        positions: list[int] = []
+        slots: list[int] = []
+        for row in rows:
+            first = row.length - row.count
+            positions.extend(range(first, row.length))
+            slots.extend(row.pages[p // PAGE] * PAGE + p % PAGE for p in range(first, row.length))
+        short = [r for r in rows if r.count <= _LONG]
+        long = [r for r in rows if r.count > _LONG]
+        groups = [_group(g, device) for g in ([short] if short else []) + [[r] for r in long]]
+        host = torch.tensor([positions, slots], dtype=torch.int64)
+        both = host.to(device, non_blocking=True)
+        return cls(both[0], both[1], tuple(groups), len(positions))
+
+
+def _group(rows: Sequence[RowSpan], device: torch.device) -> RowGroup:
+    width = max(r.count for r in rows)
+    kv_length = max(r.length for r in rows)
+    num_pages = -(-kv_length // PAGE)
+    offsets = [[min(i, r.count - 1) for i in range(width)] for r in rows]
+    tokens = [[r.start + i for i in o] for r, o in zip(rows, offsets, strict=True)]
+    positions = [[r.length - r.count + i for i in o] for r, o in zip(rows, offsets, strict=True)]
+    pages = [[*r.pages[:num_pages], *[0] * (num_pages - len(r.pages))] for r in rows]
+    padded = any(r.count < width for r in rows)
+    valid = [b * width + i for b, r in enumerate(rows) for i in range(r.count)] if padded else None
+    adjacent = all(a.start + a.count == b.start for a, b in zip(rows, rows[1:], strict=False))
+    only = rows[0] if len(rows) == 1 else None
+    run = None
+    if only is not None:
+        held = list(only.pages[:num_pages])
+        run = held[0] if held == list(range(held[0], held[0] + num_pages)) else None
+    return RowGroup(
+        tokens=torch.tensor(tokens, dtype=torch.int64).to(device, non_blocking=True),
+        positions=torch.tensor(positions, dtype=torch.int64).to(device, non_blocking=True),
+        lengths=torch.tensor([r.length for r in rows], dtype=torch.int64).to(device, non_blocking=True),
+        pages=torch.tensor(pages, dtype=torch.int64).to(device, non_blocking=True),
+        span=(rows[0].start, rows[-1].start + rows[-1].count) if adjacent and not padded else None,
+        run=run,
+        kv_length=kv_length,
+        valid=None if valid is None else torch.tensor(valid, dtype=torch.int64).to(device, non_blocking=True),
+        full=only is not None and only.count == 1,
+    )

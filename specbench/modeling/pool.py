@@ -1,0 +1,100 @@
+"""The paged key-value pool: fixed memory, pages handed out and taken back on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.errors import CapacityError
+
+PAGE = 16  # tokens a page
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Key and value shape of one attention layer; the two widths may differ (multi-head latent attention)."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        return self.num_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+
+
+class KVPool:
+    """Keys and values of all layers in pages of `PAGE` tokens; page ids are shared by all layers.
+
+    ``keys[i]`` is [num_pages, PAGE, heads, key_dim], ``values[i]`` likewise. The memory is taken once, at construction.
+    """
+
+    def __init__(
+        self, layers: tuple[LayerShape, ...], *, num_pages: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.layers = layers
+        self.num_pages = num_pages
+        self.keys = [
+            torch.zeros(num_pages, PAGE, s.num_heads, s.key_dim, dtype=dtype, device=device) for s in layers
+        ]
+        self.values = [
+            torch.zeros(num_pages, PAGE, s.num_heads, s.value_dim, dtype=dtype, device=device) for s in layers
+        ]
+        self._free = list(range(num_pages - 1, -1, -1))  # descending: pop gives ascending, so runs stay contiguous
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def bytes(self) -> int:
+        """Bytes of all pages."""
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+
+    def take(self, count: int) -> list[int] | None:
+        """``count`` page ids, or None (and nothing taken) when fewer are free."""
+        if count > len(self._free):
+            return None
+        return [self._free.pop() for _ in range(count)]
+
+    def give_back(self, pages: list[int]) -> None:
+        """Return pages. They are sorted in, so that later sequences get contiguous runs again."""
+        if pages:
+            self._free.extend(pages)
+            self._free.sort(reverse=True)
+        assert len(self._free) <= self.num_pages, "a page was returned twice"
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store ``key`` [T, heads, key_dim] and ``value`` at flat positions ``slots`` [T] = page * PAGE + offset."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
+        self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that hold ``tokens`` tokens."""
+    return -(-tokens // PAGE)
+
+
+def size_pool(
+    layers: tuple[LayerShape, ...], *, dtype: torch.dtype, wanted_tokens: int, longest: int, budget_bytes: int | None
+) -> int:
+    """Number of pages: what the run can use at most, within the budget.
+
+    Args:
+        wanted_tokens: rows times the longest sequence: more than this is never used.
+        longest: tokens of the longest single sequence, which must fit.
+        budget_bytes: None for no limit.
+
+    Errors: CapacityError when the budget does not hold one sequence.
+    """
+    page_bytes = PAGE * sum(s.bytes_per_token(dtype) for s in layers)
+    pages = pages_for(wanted_tokens)
+    if budget_bytes is not None:
+        pages = min(pages, budget_bytes // page_bytes)
+    if pages < pages_for(longest):
+        needed = pages_for(longest) * page_bytes
+        raise CapacityError(
+            f"KV budget of {(budget_bytes or 0) / 2**20:.1f} MiB is too small: one sequence of {longest} tokens needs "
+            f"{needed / 2**20:.1f} MiB; raise --kv-memory or shorten the run"
+        )
+    return pages
