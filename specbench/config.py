@@ -1,0 +1,291 @@
+"""What a run is asked to do: one validated document from defaults, a TOML file, ``--set`` and flags.
+
+Unknown keys are refused, because a misspelt option that is ignored is a wrong result. No torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from specbench.errors import ConfigError, unknown_name
+from specbench.types import Sampling
+
+BASELINE = "vanilla"
+STARTER_TASKS = ("starter-math", "starter-code", "starter-chat")
+
+_ALIAS = re.compile(r"^(mtp)-(\d+)$")  # the field writes MTP-1 for one draft a cycle
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class MethodSpec(_Strict):
+    """One contestant of a run; ``draft_length`` None means the length that its drafter was made for."""
+
+    name: str
+    draft_length: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def label(self) -> str:
+        """As users write it: ``ngram`` or ``ngram:5``."""
+        return self.name if self.draft_length is None else f"{self.name}:{self.draft_length}"
+
+
+def parse_method(text: str) -> MethodSpec:
+    """``NAME`` or ``NAME:k``; ``mtp-1`` is ``mtp:1``. Errors: ConfigError when k is no whole number."""
+    name, colon, length = text.strip().partition(":")
+    alias = _ALIAS.match(name)
+    if alias and not colon:
+        name, length, colon = alias[1], alias[2], ":"
+    if not name or (colon and not length.isdecimal()):
+        raise ConfigError(f"method '{text}' is not NAME or NAME:k with k drafts a cycle; write for example ngram:5")
+    return MethodSpec(name=name.replace("_", "-"), draft_length=int(length) if colon else None)
+
+
+def parse_bytes(text: object) -> int:
+    """A size: bytes, or a number with kB, MB, GB, KiB, MiB, GiB. Errors: ValueError."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        return text
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+    if not found or found[2].lower() not in _UNITS:
+        raise ValueError(f"'{text}' is not a size; write for example 2GiB or 512MiB")
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def _methods(value: object) -> object:
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, list | tuple):
+        return value
+    parts: list[object] = []
+    for part in value:
+        parts += [parse_method(p) for p in part.split(",")] if isinstance(part, str) else [part]
+    return tuple(parts)
+
+
+def _names(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _hyphens(value: object) -> object:
+    return {str(k).replace("_", "-"): v for k, v in value.items()} if isinstance(value, dict) else value
+
+
+class RunSpec(_Strict):
+    """Everything that ``specbench run`` is told. Each method becomes one cell over all tasks together.
+
+    ``draft_length`` counts drafts a cycle, never the block size, and applies to methods that state none. ``options``
+    are those of the methods by name, ``drafters`` their checkpoints. ``kv_memory`` None sizes the cache to the run.
+    """
+
+    methods: Annotated[tuple[MethodSpec, ...], BeforeValidator(_methods), Field(min_length=1)]
+    target: Annotated[str, Field(min_length=1)] = "smollm2-135m"
+    tasks: Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)] = STARTER_TASKS
+    num_prompts: Annotated[int, Field(ge=1)] | None = 10
+    drafters: Annotated[dict[str, str], BeforeValidator(_hyphens)] = {}
+    options: Annotated[dict[str, dict[str, Any]], BeforeValidator(_hyphens)] = {}
+    policy: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*(:.+)?$")] = "fixed"
+    draft_length: Annotated[int, Field(ge=0)] | None = None
+    max_new_tokens: Annotated[int, Field(ge=0)] = 128
+    ignore_eos: bool = False
+    thinking: Literal["default", "on", "off"] = "default"
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    workload: str = "closed"
+    concurrency: Annotated[int, Field(ge=1)] = 1
+    warmup: Annotated[int, Field(ge=0)] = 1
+    baseline: bool = True
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    threads: Annotated[int, Field(ge=1)] | None = None
+    kv_memory: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] | None = None
+    prefill_chunk: Annotated[int, Field(ge=1)] = 512
+    trust_remote_code: bool = False
+    out: Path = Path("runs")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunSpec:
+        labels = [method.label for method in self.methods]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"method '{twice[0]}' is listed twice; list it once")
+        if any(method.name == BASELINE and method.draft_length for method in self.methods):
+            raise ValueError(f"{BASELINE} drafts nothing; drop its draft length")
+        if len(set(self.tasks)) != len(self.tasks):
+            raise ValueError("a task is listed twice; list it once")
+        named = {method.name for method in self.methods} | {BASELINE}
+        for kind, keys in (("--drafter", self.drafters), ("options", self.options)):
+            for name in keys:
+                if name not in named:
+                    raise ValueError(f"{kind} names the method '{name}', which is not run; add --method {name}")
+        return self
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are drawn."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+    @property
+    def policy_parts(self) -> tuple[str, str | None]:
+        """Name and argument of the verification policy: ``fixed:5`` is ("fixed", "5")."""
+        name, colon, argument = self.policy.partition(":")
+        return name, argument if colon else None
+
+    def cells(self) -> tuple[MethodSpec, ...]:
+        """The methods in the order they are measured: the baseline first where it is wanted, never twice."""
+        rest = tuple(m for m in self.methods if m.name != BASELINE)
+        asked = len(rest) < len(self.methods)
+        return ((MethodSpec(name=BASELINE),) if self.baseline or asked else ()) + rest
+
+    def length_of(self, method: MethodSpec) -> int | None:
+        """Drafts a cycle that the user asked for; None leaves it to the drafter. The baseline drafts nothing."""
+        if method.name == BASELINE:
+            return 0
+        return method.draft_length if method.draft_length is not None else self.draft_length
+
+
+class CellSpec(_Strict):
+    """One cell, fully resolved: all that decides its numbers. Names of folders are replaced by hashes.
+
+    ``inputs`` names what was read by content: weights, tokenizer, template, drafter, prompts and their rendering.
+    """
+
+    method: str
+    draft_length: int
+    policy: str
+    drafter: str | None
+    options: dict[str, Any]
+    target: str
+    tasks: tuple[str, ...]
+    num_prompts: int | None
+    max_new_tokens: int
+    ignore_eos: bool
+    stop_ids: tuple[int, ...]
+    thinking: str
+    temperature: float
+    top_p: float
+    top_k: int | None
+    seed: int
+    workload: str
+    concurrency: int
+    warmup: int
+    dtype: str
+    device: str
+    threads: int
+    kv_memory: int | None
+    prefill_chunk: int
+    max_context: int
+    backend: str
+    inputs: dict[str, str]
+
+    def key(self) -> str:
+        """Content address of the cell: 16 hex digits, equal exactly when every field is."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A run's TOML file. Errors: ConfigError naming the file and the line."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}; correct that place") from error
+
+
+def parse_value(text: str) -> Any:
+    """A value of ``--set``: TOML syntax where it is that (numbers, booleans, lists), else the text itself."""
+    if "\n" in text:
+        return text
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _assign(document: dict[str, Any], path: Sequence[str], value: Any, *, text: str) -> None:
+    for part in path[:-1]:
+        document = document.setdefault(part, {})
+        if not isinstance(document, dict):
+            raise ConfigError(f"--set {text}: '{part}' holds a value, not further keys; drop what follows it")
+    document[path[-1]] = value
+
+
+def apply_sets(document: dict[str, Any], sets: Iterable[str]) -> None:
+    """Write ``a.b=c`` into the document, in order; ``METHOD.option=c`` is short for ``options.METHOD.option=c``.
+
+    Errors: ConfigError for a text without ``=``; UnknownNameError for a first part that is neither field nor method.
+    """
+    for text in sets:
+        key, equals, value = text.partition("=")
+        path = [part.strip() for part in key.split(".")]
+        if not equals or not all(path):
+            raise ConfigError(f"--set '{text}' is not KEY=VALUE; write for example --set ngram.max_window=4")
+        if path[0] not in RunSpec.model_fields and len(path) > 1:
+            path = ["options", path[0].replace("_", "-"), *path[1:]]
+            named = {method.name for method in _listed(document)} | {BASELINE}
+            if path[1] not in named:
+                raise unknown_name("setting", path[1], named | set(RunSpec.model_fields))
+        _assign(document, path, parse_value(value.strip()), text=text)
+
+
+def _listed(document: Mapping[str, Any]) -> tuple[MethodSpec, ...]:
+    methods = _methods(document.get("methods", ()))
+    return tuple(m for m in methods if isinstance(m, MethodSpec)) if isinstance(methods, tuple) else ()
+
+
+def build_run(
+    *, config: Path | None = None, sets: Iterable[str] = (), flags: Mapping[str, Any] | None = None
+) -> RunSpec:
+    """The run from a TOML file, then ``--set``, then flags; a flag that is None was not given.
+
+    Errors: ConfigError or UnknownNameError, one line.
+    """
+    document = read_toml(config) if config is not None else {}
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    drafters = given.pop("drafters", {})
+    document.update(given)  # the methods, so that --set can name them
+    apply_sets(document, sets)
+    document.update(given)  # and once more, because flags win
+    if drafters and isinstance(document.setdefault("drafters", {}), dict):
+        document["drafters"].update(drafters)
+    if "methods" not in document:
+        raise ConfigError("no method is named; give --method, for example --method ngram")
+    return validated(RunSpec, document)
+
+
+def validated(model: type[Model], document: Mapping[str, Any]) -> Model:
+    """The document as a model. Errors: ConfigError with the first fault, UnknownNameError for an unknown key."""
+    try:
+        return model.model_validate(dict(document))
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+    first = faults[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        raise unknown_name("setting", where, model.model_fields)
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    if first["type"] == "missing":
+        raise ConfigError(f"{where} is missing; give it{more}")
+    says = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        raise ConfigError(f"{where + ': ' if where else ''}{says}{more}")
+    seen = repr(first["input"])
+    seen = seen if len(seen) <= 60 else f"{seen[:57]}..."
+    raise ConfigError(f"{where}: {says[:1].lower()}{says[1:]}, not {seen}; correct it{more}")
