@@ -1,5 +1,6 @@
 """What the toolkit needs to know of a draft backbone, as protocols: a loader's own records fit as they are."""
 
+# ruff: noqa: D102  (the class docstrings describe the members)
 from __future__ import annotations
 
 from typing import Any, Protocol
