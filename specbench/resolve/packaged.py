@@ -6,13 +6,14 @@ A wheel is the one source that a machine which can install this project has alre
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,8 @@ def _fill(partial: Path, model: PackagedModel, progress: Step) -> None:
     with progress(f"Converting {gguf.name} to bfloat16 safetensors (under a minute, once)"):
         _convert(gguf, partial)
     shutil.rmtree(source)
+    for file in partial.glob("*.safetensors"):
+        file.chmod(0o644)  # written for the owner alone, which a cache shared by a group does not want
     with progress("Hashing the converted weights"):
         manifest = {
             "manifest_version": MANIFEST_VERSION,
@@ -185,7 +188,8 @@ def _quiet_transformers() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(io.StringIO()):  # the bar of the dequantisation obeys no setting
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,7 +14,8 @@ def rich_step(text: str) -> AbstractContextManager[object]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    # bound to the stream itself: a library's own bar can then be caught by redirecting sys.stderr
+    console = Console(file=sys.stderr)
     if not console.is_terminal:
         console.print(f"{text} ...", markup=False, highlight=False, soft_wrap=True)
         return nullcontext()
