@@ -93,7 +93,7 @@ def _git(root: Path, *arguments: str) -> str:
     environment |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"}
     command = ["git", "-C", str(root), *arguments]
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10, "env": environment}
-    return subprocess.run(command, check=True, stdin=subprocess.DEVNULL, **options).stdout.strip()
+    return str(subprocess.run(command, check=True, stdin=subprocess.DEVNULL, **options).stdout).strip()
 
 
 def package_versions() -> dict[str, str]:
@@ -232,8 +232,8 @@ def _busy_text(others_cores: float) -> str | None:
     if others_cores < BUSY_SHARE * cores:
         return None
     return (
-        f"other processes use {others_cores:.1f} of {cores} processors: timings will be off and repeats will not agree; "
-        "end them, or keep one core free with --threads"
+        f"other processes use {others_cores:.1f} of {cores} processors: timings will be off and repeats will "
+        "not agree; end them, or keep one core free with --threads"
     )
 
 

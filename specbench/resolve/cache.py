@@ -39,8 +39,8 @@ def check_space(folder: Path, needed_bytes: int, *, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise CapacityError(
-            f"no disk space for {what}: it needs {_gigabytes(needed_bytes)} in {folder} and {_gigabytes(free)} are free; "
-            "free some, or name a folder on another disk in SPECBENCH_HOME"
+            f"no disk space for {what}: it needs {_gigabytes(needed_bytes)} in {folder} and {_gigabytes(free)} are "
+            "free; delete something, or name a folder on another disk in SPECBENCH_HOME"
         )
 
 

@@ -136,7 +136,7 @@ def fetch(name: str, *, code: bool, progress: Step) -> HubModel:
     except (HubError, SpecbenchError):
         raise
     except GatedRepoError as error:
-        raise HubError(f"the hub gives {repo} only to users who accepted its licence; do so and set HF_TOKEN") from error
+        raise HubError(f"the hub gives {repo} to users who accepted its licence; do so and set HF_TOKEN") from error
     except RevisionNotFoundError as error:
         raise HubError(f"the hub's {repo} has no revision {revision}") from error
     except RepositoryNotFoundError as error:

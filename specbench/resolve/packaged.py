@@ -41,6 +41,7 @@ class PackagedModel:
 
     @property
     def folder(self) -> Path:
+        """Where the converted model lies, or will."""
         return cache.home() / "models" / self.name
 
 

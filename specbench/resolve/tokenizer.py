@@ -39,7 +39,9 @@ def _backend(folder: Path) -> dict[str, Any] | None:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
-        raise TargetError(f"the tokenizer in {folder} cannot be loaded ({reason[:200]}); fetch the model again") from error
+        raise TargetError(
+            f"the tokenizer in {folder} cannot be loaded ({reason[:200]}); fetch the model again"
+        ) from error
     if getattr(tokenizer, "backend_tokenizer", None) is not None:
         backend: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
         return backend

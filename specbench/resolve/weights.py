@@ -144,7 +144,9 @@ def _hash_safetensors(files: tuple[Path, ...]) -> str:
     for file in files:
         for name, tensor in read_header(file).items():
             if name in tensors:
-                raise TargetError(f"tensor {name} is in both {tensors[name].file.name} and {file.name}; keep one of them")
+                raise TargetError(
+                    f"tensor {name} is in both {tensors[name].file.name} and {file.name}; keep one of them"
+                )
             tensors[name] = tensor
     digest = hashlib.sha256(f"specbench weights {HASH_VERSION}\n".encode())
     for name in sorted(tensors):
