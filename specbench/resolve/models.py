@@ -171,8 +171,6 @@ def _locate_remote(repo: str, name: str, packaged: PackagedModel | None, search:
     if packaged is not None:
         damaged = packaged.folder.exists()
         state = f"{packaged.folder} is damaged" if damaged else f"no weights for '{name}' on this machine"
-            f"{packaged.folder} is damaged" if packaged.folder.exists() else f"no weights for '{name}' on this machine"
-        )
         raise TargetError(f"{state} and nothing may be fetched (offline); {three_ways(name)}")
     raise TargetError(
         f"cannot fetch '{name}': {reason}; give a local folder ({search.flag}), "

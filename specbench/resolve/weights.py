@@ -110,7 +110,7 @@ def _stored(file: Path, data_start: int, entry: Mapping[str, Any]) -> StoredTens
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes by tensor name of a safetensors folder; empty for ``.bin`` weights, which cannot be looked into cheaply."""
+    """Shapes by tensor name of a safetensors folder; empty for ``.bin`` weights, which are not cheap to look into."""
     files = weight_files(folder)
     if files[0].suffix != ".safetensors":
         return {}
