@@ -1,0 +1,82 @@
+"""The target model: loading, stop ids, context limit, and what a drafter may see of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench.errors import TargetError, unknown_name
+from specbench.modeling.causal_lm import PagedLM
+from specbench.types import TargetView
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Target:
+    """A causal LM behind the paged forward."""
+
+    def __init__(self, model: Any, *, name: str = "", model_dir: str = "") -> None:
+        self.lm = PagedLM(model)
+        self.model = model
+        self.config = self.lm.config
+        self.name = name
+        self.model_dir = model_dir
+        self.vocab_size = self.lm.vocab_size
+        self.stop_ids = stop_ids(model)
+        self.context_limit = int(getattr(self.config, "max_position_embeddings", 0) or 2**31 - 1)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, dtype: str = "bfloat16", device: str = "cpu", trust_remote_code: bool = False
+    ) -> Target:
+        """Load from a local folder. Errors: TargetError, one line, whatever the loader raised."""
+        from transformers import AutoModelForCausalLM
+
+        if dtype not in DTYPES:
+            raise unknown_name("dtype", dtype, DTYPES)
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise TargetError(f"device '{device}' asked for, but torch sees no CUDA device; use --device cpu")
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                str(path), dtype=DTYPES[dtype], trust_remote_code=trust_remote_code, weights_only=True
+            )
+        except Exception as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise TargetError(f"target '{path}' cannot be loaded: {first}") from error
+        return cls(model.to(device), name=Path(path).name, model_dir=str(path))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all parameters, shared ones once."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+    def view(self, *, max_rows: int, max_context: int, tokenizer: Any = None, name: str = "") -> TargetView:
+        """What a drafter may know."""
+        return TargetView(
+            config=self.config,
+            model=self.model,
+            embed=self.model.get_input_embeddings(),
+            head=self.model.get_output_embeddings(),
+            vocab_size=self.vocab_size,
+            hidden_size=int(self.config.hidden_size),
+            num_layers=int(self.config.num_hidden_layers),
+            dtype=self.lm.dtype,
+            device=self.lm.device,
+            max_rows=max_rows,
+            max_context=max_context,
+            stop_ids=self.stop_ids,
+            tokenizer=tokenizer,
+            name=name or self.name,
+            model_dir=self.model_dir,
+        )
+
+
+def stop_ids(model: Any) -> frozenset[int]:
+    """End-of-turn ids from the generation config, else from the model's config; may be several."""
+    for source in (getattr(model, "generation_config", None), model.config, model.config.get_text_config()):
+        found = getattr(source, "eos_token_id", None)
+        if found is not None:
+            return frozenset(found if isinstance(found, (list, tuple)) else [found])
+    return frozenset()

@@ -1,0 +1,139 @@
+"""The exact verifier: one ragged pass over all judged rows of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.engine.random import StepRandom
+from specbench.kernels.accept import Acceptance, accept_greedy, accept_sampled, prefix_length
+from specbench.kernels.probs import process_logits
+from specbench.types import DraftLogits, Proposal, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Outcome on the host: the cycle's one device-to-host copy."""
+
+    accepted: list[int]  # [B]
+    next_token: list[int]  # [B]
+    acceptance: Acceptance
+    top2_gap: list[list[float]] | None  # per row, at the positions of its committed tokens; greedy steps only
+    log_p_target: list[list[float]] | None
+    log_p_draft: list[list[float]] | None
+
+
+class Verifier:
+    """Judges drafts against the target's logits.
+
+    ``synthetic`` rates replace the rule (never the cost): draft k is accepted with probability ``synthetic[k]`` given
+    that all before it were. Rows measured so are marked and never rank.
+    """
+
+    def __init__(self, rng: StepRandom, *, synthetic: Sequence[float] | None = None) -> None:
+        self.rng = rng
+        self.synthetic = None if synthetic is None else tuple(synthetic)
+
+    def judge(self, logits: Tensor, rows: Rows, *, starts: Tensor, proposal: Proposal, lengths: Tensor) -> Judged:
+        """Apply the acceptance rule.
+
+        Args:
+            logits: [N, V] of every judged position; row b owns starts[b] .. starts[b] + lengths[b].
+            rows: the B judged rows (decode rows, then rows whose prefill just ended, with no drafts).
+            proposal: drafts [B, G] of all judged rows (prefill rows hold padding).
+            lengths: [B] verified drafts.
+        """
+        best = None
+        if rows.all_greedy:
+            best = logits.argmax(dim=-1)  # [N]
+            found = accept_greedy(best, starts=starts, lengths=lengths, drafts=proposal.tokens)
+        else:
+            found = self._sampled(logits, rows, starts=starts, proposal=proposal, lengths=lengths)
+        if self.synthetic is not None:
+            found = self._forced(found, logits, rows, starts=starts, lengths=lengths, proposal=proposal)
+        host = torch.stack([found.accepted, found.next_token]).tolist()
+        accepted, next_token = host[0], host[1]
+        gaps = None if best is None else _gaps(logits, best, starts=starts, accepted=found.accepted, counts=accepted)
+        return Judged(accepted, next_token, found, gaps, _listed(found.log_p_target), _listed(found.log_p_draft))
+
+    def _sampled(self, logits: Tensor, rows: Rows, *, starts: Tensor, proposal: Proposal, lengths: Tensor) -> Acceptance:
+        owner = _owner(starts, lengths, logits.shape[0])
+        processed, normaliser = process_logits(
+            logits,
+            temperature=rows.temperature[owner],
+            top_p=rows.top_p[owner],
+            top_k=rows.top_k[owner],
+            any_truncated=rows.any_truncated,
+        )
+        return accept_sampled(
+            processed,
+            normaliser,
+            starts=starts,
+            lengths=lengths,
+            drafts=proposal.tokens,
+            draft=proposal.draft,
+            u_accept=self.rng.accept(rows, proposal.tokens.shape[1]),
+            u_next=self.rng.next(rows),
+        )
+
+    def _forced(
+        self, found: Acceptance, logits: Tensor, rows: Rows, *, starts: Tensor, lengths: Tensor, proposal: Proposal
+    ) -> Acceptance:
+        """The outcome with forced acceptance; the next token is the target's argmax after the forced prefix."""
+        assert self.synthetic is not None
+        width = proposal.tokens.shape[1]
+        rates = torch.tensor(self.synthetic[:width], dtype=torch.float64, device=logits.device)
+        rates = torch.nn.functional.pad(rates, (0, width - rates.numel()))
+        inside = torch.arange(width, device=logits.device)[None, :] < lengths[:, None]
+        accepted = prefix_length(inside & (self.rng.accept(rows, width) < rates))
+        next_token = logits[starts + accepted].argmax(dim=-1)
+        return Acceptance(accepted, next_token, found.log_p_target, found.log_p_draft)
+
+
+def pad_proposal(proposal: Proposal | None, *, extra: int, like: Tensor) -> Proposal:
+    """``proposal`` with ``extra`` rows without drafts appended (None: no drafts at all; ``like`` [B] gives B)."""
+    if proposal is None:
+        rows = like.shape[0] + extra
+        return Proposal(like.new_zeros(rows, 0), like.new_zeros(rows))
+    if extra == 0:
+        return proposal
+    draft = proposal.draft
+    if draft is not None:
+        draft = DraftLogits(_extend(draft.logits, extra), _extend(draft.log_normaliser, extra), draft.id_map)
+    return Proposal(_extend(proposal.tokens, extra), _extend(proposal.counts, extra), draft, None)
+
+
+def _extend(tensor: Tensor, extra: int) -> Tensor:
+    return torch.cat([tensor, tensor.new_zeros(extra, *tensor.shape[1:])])
+
+
+def _owner(starts: Tensor, lengths: Tensor, count: int) -> Tensor:
+    """[N] int64: which judged row each row of logits belongs to."""
+    rows = torch.arange(starts.shape[0], device=starts.device)
+    return torch.repeat_interleave(rows, lengths + 1, output_size=count)
+
+
+def _gaps(logits: Tensor, best: Tensor, *, starts: Tensor, accepted: Tensor, counts: list[int]) -> list[list[float]]:
+    """Top-2 logit gap at each position that gave a token: positions starts[b] .. starts[b] + accepted[b]."""
+    total = sum(counts) + len(counts)
+    owner = _owner(starts * 0, accepted, total)
+    ends = (accepted + 1).cumsum(0)
+    index = starts[owner] + torch.arange(total, device=logits.device) - (ends - accepted - 1)[owner]
+    picked = logits if total == logits.shape[0] else logits[index]
+    column = best if total == logits.shape[0] else best[index]
+    top = picked.gather(1, column[:, None])  # [C, 1]
+    rest = picked.scatter(1, column[:, None], -torch.inf).amax(dim=1)
+    flat = (top[:, 0].float() - rest.float()).tolist()
+    out, at = [], 0
+    for count in counts:
+        out.append(flat[at : at + count + 1])
+        at += count + 1
+    return out
+
+
+def _listed(values: Tensor | None) -> list[list[float]] | None:
+    found: list[list[float]] | None = None if values is None else values.tolist()
+    return found
