@@ -73,8 +73,9 @@ def detect(folder: Folder) -> Detection:
         if found is not None:
             return found
     raise CheckpointError(
-        f"{folder.path}: unknown checkpoint format (architecture '{seen.arch or 'none'}', {len(seen.names)} tensors such "
-        f"as '{min(seen.names, default='none')}'); known: DeepSpec, z-lab DFlash, SpecForge, speculators, EAGLE-3, native MTP"
+        f"{folder.path}: unknown checkpoint format (architecture '{seen.arch or 'none'}', {len(seen.names)} tensors "
+        f"such as '{min(seen.names, default='none')}'); known: DeepSpec, z-lab DFlash, SpecForge, speculators, "
+        "EAGLE-3, native MTP"
     )
 
 
@@ -109,9 +110,8 @@ def _bundled_v4(seen: _Seen) -> Detection | None:
     if key is None or not any(name.startswith("mtp.0.main_proj") for name in seen.names):
         return None
     label = "DSpark bundled in a DeepSeek-V4 target"
-    return Detection(
-        "bundled-v4", label, f"config key '{key}' and tensors mtp.0.main_proj.*", "use a separate DSpark drafter"
-    )
+    reason = f"config key '{key}' and tensors mtp.0.main_proj.*"
+    return Detection("bundled-v4", label, reason, "use a separate DSpark drafter")
 
 
 def _deepspec(seen: _Seen) -> Detection | None:
@@ -127,9 +127,7 @@ def _deepspec(seen: _Seen) -> Detection | None:
 
 
 def _dflash2(seen: _Seen) -> Detection | None:
-    tensor = seen.any("candidate_selector.") or next(
-        (n for n in seen.names if n.endswith("attention_conv.base_kernel")), None
-    )
+    tensor = seen.any("candidate_selector.") or seen.any("attention_conv.base_kernel")
     if seen.arch != "DFlash2DraftModel" and tensor is None:
         return None
     reason = f"architecture {seen.arch}" if seen.arch == "DFlash2DraftModel" else f"tensor {tensor}"
@@ -168,9 +166,8 @@ def _peagle(seen: _Seen) -> Detection | None:
 
 def _eagle3(seen: _Seen) -> Detection | None:
     reason = None
-    if (tensor := next((n for n in sorted(seen.names) if n == "d2t" or n.endswith(".d2t")), None)) or (
-        tensor := next((n for n in sorted(seen.names) if "midlayer." in n), None)
-    ):
+    tensor = next((n for n in sorted(seen.names) if n == "d2t" or n.endswith(".d2t") or "midlayer." in n), None)
+    if tensor is not None:
         reason = f"tensor {tensor}"
     elif "draft_vocab_size" in seen.config:
         reason = "config.json has 'draft_vocab_size'"
@@ -180,7 +177,7 @@ def _eagle3(seen: _Seen) -> Detection | None:
             reason = f"attention reads 2 x {seen.hidden} features and fc {width}"
     if reason is None:
         return None
-    new = any("fc_norm." in n for n in seen.names) or seen.config.get("norm_output") is True
+    new = seen.any("fc_norm.") is not None or seen.config.get("norm_output") is True
     return Detection("eagle3", "EAGLE-3.1" if new else "EAGLE-3", reason)
 
 
@@ -194,18 +191,15 @@ def _eagle1(seen: _Seen) -> Detection | None:
 
 
 def _medusa(seen: _Seen) -> Detection | None:
-    by = (
-        "config key 'medusa_num_heads'"
-        if "medusa_num_heads" in seen.config
-        else "file medusa_lm_head.pt"
-        if "medusa_lm_head.pt" in seen.others
-        else "architecture MedusaModel"
-        if seen.arch == "MedusaModel"
-        else None
-    )
-    if by is None:
+    signs = {
+        "config key 'medusa_num_heads'": "medusa_num_heads" in seen.config,
+        "file medusa_lm_head.pt": "medusa_lm_head.pt" in seen.others,
+        "architecture MedusaModel": seen.arch == "MedusaModel",
+    }
+    reason = next((sign for sign, there in signs.items() if there), None)
+    if reason is None:
         return None
-    return Detection("medusa", "Medusa", by, "use an EAGLE-3, DFlash or DSpark drafter of this target")
+    return Detection("medusa", "Medusa", reason, "use an EAGLE-3, DFlash or DSpark drafter of this target")
 
 
 def _native_mtp(seen: _Seen) -> Detection | None:
@@ -216,9 +210,8 @@ def _native_mtp(seen: _Seen) -> Detection | None:
 
 
 def _causal_lm(seen: _Seen) -> Detection | None:
-    if not seen.arch.endswith(("ForCausalLM", "LMHeadModel")) or (
-        not seen.any("embed_tokens") and not seen.any("wte.")
-    ):
+    embedding = seen.any("embed_tokens") or seen.any("wte.")
+    if embedding is None or not seen.arch.endswith(("ForCausalLM", "LMHeadModel")):
         return None
     reason = f"architecture {seen.arch} with an embedding and no drafter tensors"
     return Detection("causal_lm", "an ordinary language model", reason, "run it with --method draft_model")

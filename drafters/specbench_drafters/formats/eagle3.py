@@ -1,7 +1,7 @@
 """EAGLE-3 checkpoints of SafeAILab, SpecForge, AngelSlim and NVIDIA ModelOpt, and their 3.1 variants.
 
-One layer whose attention reads [norm(embedding); norm(hidden)], usually a reduced draft vocabulary with ``d2t`` offsets,
-embedding the target's (github.com/SafeAILab/EAGLE, eagle/model/cnets.py).
+One layer whose attention reads [norm(embedding); norm(hidden)], usually a reduced draft vocabulary with ``d2t``
+offsets, embedding the target's (github.com/SafeAILab/EAGLE, eagle/model/cnets.py).
 """
 
 from __future__ import annotations

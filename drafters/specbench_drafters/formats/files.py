@@ -51,6 +51,7 @@ class Folder:
 
     @property
     def names(self) -> frozenset[str]:
+        """Names of all stored tensors."""
         return frozenset(self.infos)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -192,9 +193,7 @@ def _headers_of(file: Path) -> Iterator[tuple[str, TensorInfo]]:
                     dtype = _SAFETENSORS_DTYPES.get(part.get_dtype(), part.get_dtype())
                     yield name, TensorInfo(file.name, tuple(part.get_shape()), dtype)
         except (SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{file}: damaged or truncated safetensors ({_short(error)}); fetch it again"
-            ) from error
+            raise _damaged(file, error) from error
         return
     for name, tensor in _torch_tensors(file).items():
         yield name, TensorInfo(file.name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
@@ -206,9 +205,7 @@ def _read_tensors(file: Path, names: list[str]) -> dict[str, Tensor]:
             with safe_open(str(file), framework="pt", device="cpu") as handle:
                 return {name: handle.get_tensor(name) for name in names}
         except (SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{file}: damaged or truncated safetensors ({_short(error)}); fetch it again"
-            ) from error
+            raise _damaged(file, error) from error
     tensors = _torch_tensors(file)
     return {name: tensors[name].clone() for name in names}
 
@@ -219,10 +216,8 @@ def _torch_tensors(file: Path) -> dict[str, Tensor]:
         found = _torch_load(file)
     except _TORCH_ERRORS as error:
         if "weights_only" in str(error) or "Unsupported global" in str(error):
-            raise CheckpointError(
-                f"{file}: holds pickled objects, which are never run; save it as safetensors"
-            ) from error
-        raise CheckpointError(f"{file}: damaged or truncated PyTorch file ({_short(error)}); fetch it again") from error
+            raise CheckpointError(f"{file}: holds pickled code, which is never run; save it as safetensors") from error
+        raise _damaged(file, error) from error
     for key in ("state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
@@ -245,7 +240,7 @@ def read_mask_embedding(folder: Folder) -> tuple[Tensor, int | None] | None:
     try:
         found = _torch_load(file)
     except _TORCH_ERRORS as error:
-        raise CheckpointError(f"{file}: damaged or truncated PyTorch file ({_short(error)}); fetch it again") from error
+        raise _damaged(file, error) from error
     vector = found.get("embedding") if isinstance(found, Mapping) else None
     if not isinstance(vector, Tensor) or vector.numel() == 0:
         raise CheckpointError(f"{file}: expected a tensor named 'embedding'")
@@ -266,6 +261,10 @@ def check_finite(tensors: Mapping[str, Tensor], *, folder: Folder, origin: Mappi
                 f"{folder.path}: tensor '{stored}' has {bad} NaN or infinite values of {tensor.numel()}; "
                 "the checkpoint is damaged"
             )
+
+
+def _damaged(file: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(f"{file}: damaged or truncated ({_short(error)}); fetch it again")
 
 
 def _short(error: BaseException) -> str:

@@ -32,8 +32,8 @@ def load_checkpoint(
     """Detect, read and check a drafter checkpoint.
 
     ``target_config`` is the target's transformers configuration (or its dictionary): it decides what the checkpoint
-    leaves open and is checked against it. ``overrides`` maps DrafterSpec fields to the user's values. Tensors keep their
-    stored dtype, on the CPU. Errors: CheckpointError with one line for anything missing, damaged or undecided.
+    leaves open and is checked against it. ``overrides`` maps DrafterSpec fields to the user's values. Tensors keep
+    their stored dtype, on the CPU. Errors: CheckpointError with one line for anything missing, damaged or undecided.
     """
     source, detection = open_source(Path(path), target_config=target_config, overrides=overrides)
     reading = read_spec(source, detection)

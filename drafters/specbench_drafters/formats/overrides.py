@@ -72,7 +72,7 @@ def _integer(minimum: int, *, optional: bool = False) -> Callable[[str, Any], An
             number = int(value)
         except (TypeError, ValueError):
             number = minimum - 1
-        if isinstance(value, bool) or isinstance(value, float) or number < minimum:
+        if isinstance(value, bool | float) or number < minimum:
             raise _wrong(name, f"a whole number of at least {minimum}", value)
         return number
 
@@ -115,8 +115,8 @@ def _choice(*choices: str) -> Callable[[str, Any], Any]:
 def _ids(name: str, value: Any) -> tuple[int, ...]:
     if _is_none(value):
         return ()
-    parts = value.strip("[]() ").split(",") if isinstance(value, str) else value
-    if isinstance(parts, int) and not isinstance(parts, bool):
+    parts: Any = value.strip("[]() ").split(",") if isinstance(value, str) else value
+    if isinstance(parts, int):
         parts = [parts]
     try:
         ids = tuple(int(part) for part in parts if not isinstance(part, str) or part.strip())

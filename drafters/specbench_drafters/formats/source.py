@@ -67,6 +67,7 @@ class Source:
 
     @property
     def where(self) -> str:
+        """The folder, with which errors begin."""
         return str(self.folder.path)
 
     def has(self, name: str) -> bool:
