@@ -1,4 +1,4 @@
-"""Starter edit prompts: a given text to correct, rename, reformat or summarise, so that the output overlaps the input."""
+"""Starter edit prompts: a given text to correct, reformat or summarise, so that the output overlaps the input."""
 
 from __future__ import annotations
 
