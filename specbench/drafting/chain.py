@@ -106,17 +106,17 @@ class ChainDrafter:
         )
         self._outputs = SlotState(model.width, max_slots=target.max_rows, dtype=target.dtype, device=target.device)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def begin(self, rows: Rows) -> None:
         """New requests took these slots."""
         self._outputs.clear(rows.slots)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def prefill(self, rows: Rows, features: Features) -> None:
         """The pairs of a prompt chunk."""
         self._extend(rows, features)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def commit(self, rows: Rows, *, verdict: Verdict, features: Features) -> None:
         """The pairs of the anchor and the accepted drafts, over whatever was drafted at their positions."""
         self._extend(rows, features)
@@ -134,7 +134,7 @@ class ChainDrafter:
         for depth in range(1, self.model.num_depths):
             self.model.step(hidden, tokens, positions, attend=attend, depth=depth, only=last)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def propose(self, rows: Rows, *, limits: Tensor, rng: Random) -> Proposal:
         """A chain of G drafts: G heads, G - 1 layers."""
         steps = int(limits.max())

@@ -61,7 +61,6 @@ class CommittedAttend:
         starts = features.row_starts_host
         counts = [b - a for a, b in zip(starts, starts[1:], strict=False)]
         self._cache, self._rows, self._features, self._counts = cache, rows, features, counts
-        # Rows.lengths may or may not count the chunk yet, so this bounds the rows' ends from above.
         ends = [length + count for length, count in zip(rows.lengths_host, counts, strict=True)]
         self._length = min(max(ends), limit + 1)
         self._slots = rows.slots[features.row_index]  # [T]
