@@ -94,7 +94,8 @@ def depths(rounds: Measured) -> Ints:
 
 def _full_rounds(rounds: Measured) -> Flags:
     """[N], rounds that drafted as many tokens as any: near the length limit drafts shrink, which is no drift."""
-    return (rounds.drafted == rounds.drafted.max()) & (rounds.verified >= 1)
+    most = int(rounds.drafted.max())
+    return np.asarray((rounds.drafted == most) & (rounds.verified >= 1), dtype=bool)
 
 
 def depth_bins(rounds: Measured) -> list[tuple[str, Flags]]:

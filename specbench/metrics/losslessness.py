@@ -143,9 +143,9 @@ def greedy_verdict(method: RunTrace, control: RunTrace, *, noise_floor: float) -
     else:
         outcome = Outcome.PASS
         ties = ", ".join(f"tie in '{d.request}' at {d.position}, gap {d.gap:.3g}" for d in differences)
-        reason = f"{len(pairs)} texts equal plain decoding" + (
-            f" up to {len(differences)} ties: {ties}" if ties else ""
-        )
+        reason = f"{len(pairs)} texts equal plain decoding"
+        if ties:
+            reason += f" up to {len(differences)} ties: {ties}"
     return Losslessness(
         outcome=outcome,
         rule="greedy",

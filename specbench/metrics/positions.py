@@ -24,7 +24,7 @@ def survival(rounds: Measured, k: int, *, chosen: Flags) -> tuple[Flags, Flags]:
 
 
 def conditional(rounds: Measured, k: int, *, chosen: Flags) -> tuple[Flags, Flags]:
-    """[N] each: rounds with accepted >= k, among those with accepted >= k-1 and verified >= k (DSpark paper, Fig. 2)."""
+    """[N] each: rounds with accepted >= k, among those with accepted >= k-1 and verified >= k (DSpark, Fig. 2)."""
     base = rounds.of(chosen) & (rounds.verified >= k) & (rounds.accepted >= k - 1)
     return base & (rounds.accepted >= k), base
 

@@ -28,6 +28,7 @@ class Window:
 
     @property
     def tokens_per_s(self) -> float:
+        """Output tokens, the prefill's included, per second of the window."""
         return self.tokens / (self.end_s - self.start_s)
 
 
