@@ -88,7 +88,8 @@ class RunSpec(_Strict):
     """Everything that ``specbench run`` is told. Each method becomes one cell over all tasks together.
 
     ``draft_length`` counts drafts a cycle, never the block size, and applies to methods that state none. ``options``
-    are those of the methods by name, ``drafters`` their checkpoints. ``kv_memory`` None sizes the cache to the run.
+    are those of the methods by name, ``drafters`` their checkpoints. ``kv_memory`` None sizes the cache to the run, ``max_context`` None
+    the longest sequence to the prompts.
     """
 
     methods: Annotated[tuple[MethodSpec, ...], BeforeValidator(_methods), Field(min_length=1)]
@@ -115,6 +116,7 @@ class RunSpec(_Strict):
     threads: Annotated[int, Field(ge=1)] | None = None
     kv_memory: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] | None = None
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
+    max_context: Annotated[int, Field(ge=2)] | None = None
     trust_remote_code: bool = False
     out: Path = Path("runs")
 
@@ -289,3 +291,16 @@ def validated(model: type[Model], document: Mapping[str, Any]) -> Model:
     seen = repr(first["input"])
     seen = seen if len(seen) <= 60 else f"{seen[:57]}..."
     raise ConfigError(f"{where}: {says[:1].lower()}{says[1:]}, not {seen}; correct it{more}")
+
+
+def parse_pairs(texts: Iterable[str], *, flag: str) -> dict[str, str]:
+    """``NAME=VALUE`` texts of a repeatable flag as a dictionary. Errors: ConfigError for another shape or a repeat."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals or not value:
+            raise ConfigError(f"{flag} '{text}' is not NAME=PATH; write for example {flag} mtp=path/to/checkpoint")
+        if name in pairs:
+            raise ConfigError(f"{flag} gives '{name}' twice; give it once")
+        pairs[name] = value
+    return pairs

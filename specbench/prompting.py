@@ -156,13 +156,13 @@ class PromptSet:
             if earlier:
                 base = self.renderer.encode(prompt, [""] * earlier)
             again = earlier * (max_new_tokens + max_new_tokens // 4 + _SLACK_TOKENS)
-            need = max(need, len(base) + again + max_new_tokens)
+            need = max(need, len(base) + again + max(max_new_tokens, 1))
         return need
 
-    def check_fits(self, *, context_limit: int, max_new_tokens: int) -> None:
+    def check_fits(self, *, context_limit: int) -> None:
         """Errors: CapacityError naming the first prompt whose first turn leaves no room in the target's context."""
         for (task, name), ids in self.first_ids.items():
-            if len(ids) + min(max_new_tokens, 1) > context_limit:
+            if len(ids) >= context_limit:
                 raise CapacityError(_too_long(task, name, 0, len(ids), context_limit))
 
     def rendering_hash(self, *, template_sha256: str) -> str:
@@ -183,7 +183,7 @@ class PromptSet:
         if turn:
             ids = self.renderer.encode(prompt, [self.renderer.text_of(answer) for answer in answers])
         room = limits.max_context - len(ids)
-        if room < min(limits.max_new_tokens, 1):
+        if room < 1:
             raise CapacityError(_too_long(prompt.task, prompt.id, turn, len(ids), limits.max_context))
         name = f"{prompt.task}/{prompt.id}/{turn}"
         if room < limits.max_new_tokens:

@@ -100,9 +100,9 @@ def test_unknown_key_in_a_file_is_refused(tmp_path):
 def test_broken_or_missing_file_is_named(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("methods = [\n")
-    with pytest.raises(ConfigError, match="run[.]toml"):
+    with pytest.raises(ConfigError, match=r"run\.toml"):
         build_run(config=file)
-    with pytest.raises(ConfigError, match="missing[.]toml"):
+    with pytest.raises(ConfigError, match=r"missing\.toml"):
         build_run(config=tmp_path / "missing.toml")
 
 

@@ -1,0 +1,189 @@
+"""One cell: a contestant planned against a session, and its measurement under the run's load."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench import registry
+from specbench.backends.engine import Contestant, build_contestant, build_engine
+from specbench.checkpoints import packaged_for
+from specbench.config import BASELINE, CellSpec, MethodSpec
+from specbench.engine.clock import WallClock
+from specbench.engine.engine import Engine
+from specbench.memory import PeakMemory
+from specbench.resolve import ResolvedDrafter, resolve_drafter
+from specbench.session import Session, Step
+from specbench.types import Prompt, Request, RunTrace
+from specbench.workloads.driver import DriveProgress, Outcome, Skipped, drive
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """A method of the run, its checkpoint on this disk, and the cell's resolved specification."""
+
+    method: MethodSpec
+    checkpoint: Path | None
+    spec: CellSpec
+
+    @property
+    def label(self) -> str:
+        """``vanilla``, or ``ngram:5``."""
+        return self.spec.method if self.spec.method == BASELINE else f"{self.spec.method}:{self.spec.draft_length}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one cell left behind. ``prompt_ids`` are the prompts that were sent, by request id."""
+
+    trace: RunTrace
+    skipped: tuple[Skipped, ...]
+    interrupted: bool
+    prompt_ids: dict[str, tuple[int, ...]]
+    memory: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCell:
+    """Find the checkpoint and try to load it, so that a bad one is reported before anything is measured.
+
+    Errors: DrafterError, CheckpointError, UnknownNameError, ConfigError.
+    """
+    spec = session.spec
+    found = _find_checkpoint(session, method.name, step=step)
+    with step(f"checking {method.label}"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # they are noted when the cell is measured
+        contestant = _contestant(session, method, found.path if found else None)
+    inputs = {
+        "target_weights": session.resolved.weights_sha256,
+        "tokenizer": session.resolved.tokenizer_sha256 or "none",
+        "template": session.resolved.template_sha256 or "none",
+        "rendering": session.prompts.rendering_hash(template_sha256=session.resolved.template_sha256 or "none"),
+        "prompt_set": session.prompts.prompt_set_hash(),
+        **{f"task {name}": version for name, version in session.prompts.tasks},
+    }
+    if found is not None:
+        inputs["drafter"] = found.sha256
+    cell = CellSpec(
+        method=method.name,
+        draft_length=contestant.draft_length,
+        policy=contestant.policy.name,
+        drafter=found.path.name if found and found.source == "folder" else found.name if found else None,
+        options=spec.options.get(method.name, {}),
+        target=session.name,
+        tasks=tuple(name for name, _ in session.prompts.tasks),
+        stop_ids=tuple(sorted(session.limits.stop_ids)),
+        device=session.device,
+        threads=session.threads,
+        max_context=session.limits.max_context,
+        backend="engine",
+        inputs=inputs,
+        **{name: getattr(spec, name) for name in _COPIED},
+    )
+    return PlannedCell(method, found.path if found else None, cell)
+
+
+_COPIED = (
+    "num_prompts", "max_new_tokens", "ignore_eos", "thinking", "temperature", "top_p", "top_k", "seed", "workload",
+    "concurrency", "warmup", "dtype", "kv_memory", "prefill_chunk",
+)  # fmt: skip
+
+
+def measure_cell(
+    session: Session,
+    cell: PlannedCell,
+    *,
+    stop: Callable[[], bool],
+    on_progress: Callable[[DriveProgress], None] | None = None,
+) -> Measurement:
+    """Warm up and run all conversations of the session. Errors: whatever the drafter or the engine raises."""
+    memory = PeakMemory(session.device)
+    memory.start()
+    sent: dict[str, tuple[int, ...]] = {}
+
+    def build(prompt: Prompt, answers: Sequence[tuple[int, ...]]) -> Request:
+        request = session.prompts.request(prompt, answers, limits=session.limits)
+        sent[request.id] = request.prompt_ids
+        return request
+
+    spec = session.spec
+    session.prompts.shortened.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        contestant = _contestant(session, cell.method, cell.checkpoint)
+        clock = WallClock()
+        engine = build_engine(
+            session.target,
+            contestant,
+            max_rows=spec.concurrency,
+            max_context=session.limits.max_context,
+            kv_memory_bytes=spec.kv_memory,
+            prefill_budget=spec.prefill_chunk,
+            clock=clock,
+        )
+        outcome = drive(
+            engine,
+            conversations=session.prompts.prompts,
+            build=build,
+            arrivals=registry.load("workloads", spec.workload)(concurrency=spec.concurrency),
+            clock=clock,
+            warmups=session.prompts.warmups(spec.warmup * spec.concurrency, limits=session.limits),
+            on_progress=on_progress,
+            stop=stop,
+        )
+    return Measurement(
+        trace=outcome.trace,
+        skipped=outcome.skipped,
+        interrupted=outcome.interrupted,
+        prompt_ids=sent,
+        memory={**memory.facts(), **_planned_bytes(session, contestant, engine)},
+        notes=_notes(session, outcome, [str(w.message) for w in caught if w.category is UserWarning]),
+    )
+
+
+def _contestant(session: Session, method: MethodSpec, checkpoint: Path | None) -> Contestant:
+    spec = session.spec
+    return build_contestant(
+        method.name,
+        target=session.view,
+        checkpoint=checkpoint,
+        options=spec.options.get(method.name, {}),
+        policy=spec.policy_parts,
+        draft_length=spec.length_of(method),
+    )
+
+
+def _find_checkpoint(session: Session, method: str, *, step: Step) -> ResolvedDrafter | None:
+    """The checkpoint that the user names, else the packaged one for this target, else None."""
+    trusted = session.spec.trust_remote_code
+    named = session.spec.drafters.get(method)
+    if named is not None:
+        return resolve_drafter(named, progress=step, trust_remote_code=trusted)
+    packaged = packaged_for(target=session.spec.target, method=method)
+    if packaged is None:
+        return None
+    found = resolve_drafter(str(packaged.path), progress=step)
+    return ResolvedDrafter(f"packaged:{packaged.target}/{method}", found.path, "package", found.sha256)
+
+
+def _planned_bytes(session: Session, contestant: Contestant, engine: Engine) -> dict[str, int]:
+    return {
+        "weights_bytes": session.target.weight_bytes,
+        "kv_bytes": engine.pool.bytes(),
+        "drafter_bytes": contestant.drafter.state_bytes(),
+        "rss_before_target_bytes": session.rss_before_bytes,
+    }
+
+
+def _notes(session: Session, outcome: Outcome, warned: list[str]) -> tuple[str, ...]:
+    """What a reader of the record must know beside its numbers."""
+    notes = [*session.notes, *session.prompts.renderer.notes, *warned]
+    if session.busy is not None:
+        notes.append(session.busy)
+    if session.prompts.shortened:
+        notes.append(f"{len(session.prompts.shortened)} requests were given only the room left in the context")
+    notes += [f"turn {s.turn + 1} of {s.task}/{s.prompt} was not run: {s.reason}" for s in outcome.skipped]
+    return tuple(dict.fromkeys(notes))

@@ -1,0 +1,38 @@
+"""The command line: thin, and light to import. Errors of a user are one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from specbench.cli import catalogue, records, run_command
+from specbench.errors import SpecbenchError
+
+INTERRUPTED = 130  # what a shell gives a process that Ctrl-C ended
+
+app = typer.Typer(
+    name="specbench",
+    help="The referee for speculative decoding: drafters compared on one batched, exact verifier loop.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("run")(run_command.run)
+app.command("list")(catalogue.list_names)
+app.command("fetch")(catalogue.fetch)
+app.command("show")(records.show)
+
+
+def run() -> None:
+    """The ``specbench`` command."""
+    try:
+        app()
+    except SpecbenchError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,73 @@
+"""``run``: measure methods on a target, print the table, say where the records are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from specbench.cli import options as o
+
+
+def run(
+    method: o.Method = None,
+    drafter: o.Drafter = None,
+    policy: o.Policy = None,
+    target: o.Target = None,
+    draft_length: o.DraftLength = None,
+    task: o.Task = None,
+    num_prompts: o.NumPrompts = None,
+    max_new_tokens: o.MaxNewTokens = None,
+    ignore_eos: o.IgnoreEos = None,
+    thinking: o.Thinking = None,
+    concurrency: o.Concurrency = None,
+    temperature: o.Temperature = None,
+    top_p: o.TopP = None,
+    top_k: o.TopK = None,
+    seed: o.Seed = None,
+    dtype: o.Dtype = None,
+    device: o.Device = None,
+    threads: o.Threads = None,
+    kv_memory: o.KvMemory = None,
+    prefill_chunk: o.PrefillChunk = None,
+    trust_remote_code: o.TrustRemoteCode = None,
+    set_: o.Set = None,
+    config: o.Config = None,
+    out: o.Out = None,
+    no_baseline: o.NoBaseline = False,
+) -> None:
+    """Measure methods beside plain decoding on the same prompts: `specbench run --method ngram`."""
+    from specbench.config import build_run, parse_pairs
+
+    flags: dict[str, Any] = {
+        "methods": method or None,
+        "drafters": parse_pairs(drafter, flag="--drafter") if drafter else None,
+        "tasks": task or None,
+        "baseline": False if no_baseline else None,
+    }
+    same_name = {
+        "policy": policy, "target": target, "draft_length": draft_length, "num_prompts": num_prompts,
+        "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "thinking": thinking, "concurrency": concurrency,
+        "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed, "dtype": dtype, "device": device,
+        "threads": threads, "kv_memory": kv_memory, "prefill_chunk": prefill_chunk,
+        "trust_remote_code": trust_remote_code, "out": out,
+    }  # fmt: skip
+    spec = build_run(config=config, sets=set_ or [], flags={**flags, **same_name})
+    raise typer.Exit(_measure(spec))
+
+
+def _measure(spec: Any) -> int:
+    """Run the cells, print what came of them, and give the exit code."""
+    from specbench.cli.live import LiveProgress
+    from specbench.cli.outcome import print_outcome
+    from specbench.runner import check_names, run_cells
+
+    check_names(spec)
+    live = LiveProgress()
+    try:
+        with live:
+            summary = run_cells(spec, on_progress=live.update, step=live.step, on_result=live.finished)
+    except KeyboardInterrupt:
+        typer.echo("interrupted before anything was measured: no record was written", err=True)
+        return 130
+    return print_outcome(summary)

@@ -1,0 +1,164 @@
+"""What the cells of a run share: one loaded target and one rendered set of prompts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any
+
+from specbench import provenance, registry
+from specbench.api import Task
+from specbench.config import RunSpec
+from specbench.engine.target import Target
+from specbench.errors import ConfigError, TargetError
+from specbench.prompting import Limits, PromptSet, Renderer
+from specbench.resolve import ResolvedModel, resolve_target, silent_step
+from specbench.types import Prompt, TargetView
+
+Step = Callable[[str], AbstractContextManager[object]]
+"""Entered around each long step with a text for the user."""
+
+_TASK_FILES = (".jsonl", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A loaded target, its tokenizer inside ``prompts.renderer``, and what every request of the run may ask for."""
+
+    spec: RunSpec
+    resolved: ResolvedModel
+    target: Target
+    prompts: PromptSet
+    limits: Limits
+    device: str
+    threads: int
+    busy: str | None  # a warning where other processes take the machine's cores
+    notes: tuple[str, ...]
+    rss_before_bytes: int  # resident memory before the target was loaded
+
+    @property
+    def name(self) -> str:
+        """The target's name without anything of this machine: a local folder goes by its last part."""
+        return self.resolved.path.name if self.resolved.source == "folder" else self.spec.target
+
+    @property
+    def view(self) -> TargetView:
+        """The target as drafters see it, with one slot a user."""
+        return self.target.view(
+            max_rows=self.spec.concurrency,
+            max_context=self.limits.max_context,
+            tokenizer=self.prompts.renderer.tokenizer,
+            name=self.name,
+        )
+
+
+def open_session(spec: RunSpec, *, step: Step = silent_step) -> Session:
+    """Load tasks, target and prompts, in the order in which faults are cheapest to find.
+
+    Errors: UnknownNameError, TaskError, TargetError, ConfigError, CapacityError.
+    """
+    from specbench.memory import resident_bytes
+
+    device = choose_device(spec.device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        tasks = [load_task(name) for name in spec.tasks]
+        conversations = _interleave(tasks, limit=spec.num_prompts, seed=spec.seed)
+        resolved = resolve_target(spec.target, progress=step, trust_remote_code=spec.trust_remote_code)
+        renderer = Renderer(_load_tokenizer(resolved.path, spec.trust_remote_code), thinking=spec.thinking)
+        prompts = PromptSet(conversations, renderer, tasks=tuple((t.name, t.version) for t in tasks))
+        stated = _stated_context(resolved.config)
+        if stated is not None:
+            prompts.check_fits(context_limit=stated)
+        busy = provenance.machine_busy()
+        threads = spec.threads or provenance.default_threads(busy=busy is not None)
+        _set_threads(threads)
+        before = resident_bytes()
+        with step(f"loading {spec.target} ({spec.dtype}, {device})"):
+            target = Target.load(
+                resolved.path, dtype=spec.dtype, device=device, trust_remote_code=spec.trust_remote_code
+            )
+    prompts.check_fits(context_limit=target.context_limit)
+    notes = [str(w.message) for w in caught if w.category is UserWarning] + list(resolved.notes)
+    return Session(
+        spec=spec,
+        resolved=resolved,
+        target=target,
+        prompts=prompts,
+        limits=_limits(spec, prompts, target),
+        device=device,
+        threads=threads,
+        busy=busy,
+        notes=tuple(dict.fromkeys(notes)),
+        rss_before_bytes=before,
+    )
+
+
+def choose_device(asked: str) -> str:
+    """``auto`` is CUDA where torch sees it, else the CPU."""
+    if asked != "auto":
+        return asked
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_task(name: str) -> Task:
+    """A task by its name, or the one in a prompt file. Errors: UnknownNameError with the nearest name; TaskError."""
+    if name.endswith(_TASK_FILES) or "/" in name or Path(name).is_file():
+        found: Task = registry.load("tasks", "file")(name)
+        return found
+    if name == "file":
+        raise ConfigError("task 'file' stands for your own prompts; give the path, for example --task prompts.jsonl")
+    found = registry.load("tasks", name)
+    return found
+
+
+def _interleave(tasks: Sequence[Task], *, limit: int | None, seed: int) -> tuple[Prompt, ...]:
+    """The first prompt of every task, then the second of every task, ...: domains are mixed through the whole run."""
+    names = [task.name for task in tasks]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two tasks are called '{name}'; rename one of the files")
+    columns = [task.prompts(limit=limit, seed=seed) for task in tasks]
+    return tuple(prompt for prompt in chain.from_iterable(zip_longest(*columns)) if prompt is not None)
+
+
+def _load_tokenizer(path: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=trust_remote_code)
+    except Exception as error:  # whatever a tokenizer class raises on a damaged folder
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TargetError(f"the tokenizer of {path.name} cannot be loaded: {reason}; fetch the model again") from error
+
+
+def _stated_context(config: dict[str, Any]) -> int | None:
+    text = config.get("text_config") or config
+    found = text.get("max_position_embeddings", text.get("n_positions"))
+    return int(found) if found else None
+
+
+def _set_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _limits(spec: RunSpec, prompts: PromptSet, target: Target) -> Limits:
+    wanted = spec.max_context or prompts.context_needed(spec.max_new_tokens)
+    limits = Limits(
+        max_new_tokens=spec.max_new_tokens,
+        max_context=min(wanted, target.context_limit),
+        ignore_eos=spec.ignore_eos,
+        stop_ids=target.stop_ids,
+        sampling=spec.sampling,
+        seed=spec.seed,
+    )
+    prompts.check_fits(context_limit=limits.max_context)
+    return limits
