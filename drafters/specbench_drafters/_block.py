@@ -243,7 +243,8 @@ def fill(model: torch.nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -
         seen = tuple(tensors[name].shape)
         if seen != expected[name]:
             raise CheckpointError(
-                f"{path}: {name} has shape {seen}, its config.json asks for {expected[name]}; the two do not belong together"
+                f"{path}: {name} has shape {seen}, its config.json asks for {expected[name]}; the two do not belong "
+                "together"
             )
         if not bool(torch.isfinite(tensors[name]).all()):
             raise CheckpointError(

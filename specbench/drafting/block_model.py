@@ -130,7 +130,8 @@ class BlockModel(nn.Module):
             self._check_width("embedding", embed, hidden)
         if not self.config.stored_head:
             self._check_width("output head", head, hidden)
-            weight, bias = head.get_parameter("weight"), getattr(head, "bias", None)
+            weight: Tensor = head.get_parameter("weight")
+            bias: Tensor | None = getattr(head, "bias", None)
             if id_map is not None:
                 weight, bias = weight[id_map], None if bias is None else bias[id_map]
                 self._owned_head_bytes = weight.numel() * weight.element_size()
@@ -188,9 +189,8 @@ class BlockModel(nn.Module):
 
     def block_embeddings(self, anchors: Tensor) -> Tensor:
         """[B, block_inputs, d]: each anchor's embedding, then the mask's."""
-        mask = self.mask_embedding
-        if mask is None:
-            mask = self.embed(anchors.new_full((), self.config.mask_token_id))
+        stored = self.mask_embedding
+        mask = self.embed(anchors.new_full((), self.config.mask_token_id)) if stored is None else stored
         masks = mask.expand(anchors.shape[0], self.config.block_inputs - 1, -1)
         return torch.cat((self.embed(anchors)[:, None], masks), dim=1)
 

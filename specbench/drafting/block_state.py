@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, arange
 
 from specbench.drafting.attention import attend, visible_keys
@@ -35,7 +37,7 @@ class BlockState:
     def extend(self, rows: Rows, features: Features) -> None:
         """Add the context of newly committed tokens (a prompt chunk, or a round's anchor and accepted drafts)."""
         starts = features.row_starts_host
-        longest = max((end - start for start, end in zip(starts, starts[1:])), default=0)
+        longest = max((end - start for start, end in pairwise(starts)), default=0)
         length = min(self._max_context, max(rows.lengths_host, default=0) + longest)
         self.cache.reserve(slots=rows.slots_host, length=length)
         slots = rows.slots[features.row_index]  # [T]
@@ -65,14 +67,14 @@ class BlockState:
         ends = rows.lengths + positions.shape[1]
         even = min(rows.lengths_host) == max(rows.lengths_host)
         made: dict[tuple[bool, int | None], Tensor | None] = {}
-        for rule in zip(shape.causal, shape.window):
+        for rule in zip(shape.causal, shape.window, strict=True):
             if rule in made:
                 continue
             if even and rule == (False, None):
                 made[rule] = None
             else:
                 made[rule] = visible_keys(positions, key_length=length, ends=ends, causal=rule[0], window=rule[1])
-        return [made[rule] for rule in zip(shape.causal, shape.window)]
+        return [made[rule] for rule in zip(shape.causal, shape.window, strict=True)]
 
     def bytes(self) -> int:
         """Bytes of the context cache."""
