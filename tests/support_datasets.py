@@ -17,8 +17,8 @@ ANSWER = "\n```\n\n### Answer: (use the provided format with backticks)"
 ROWS: dict[str, list[dict[str, Any]]] = {
     "gsm8k": [{"question": "2 + 2?", "answer": "4\n#### 4"}, {"question": "3 - 1?", "answer": "2\n#### 2"}],
     "math500": [
-        {"problem": "$1+1$", "solution": "s", "answer": "2", "subject": "Algebra", "level": 1, "unique_id": "test/1.json"},
-        {"problem": "$2^3$", "solution": "s", "answer": "8", "subject": "Algebra", "level": 2, "unique_id": "test/2.json"},
+        {"problem": "$1+1$", "solution": "s", "answer": "2", "subject": "Algebra", "level": 1, "unique_id": "t/1.json"},
+        {"problem": "$2^3$", "solution": "s", "answer": "8", "subject": "Algebra", "level": 2, "unique_id": "t/2.json"},
     ],
     "aime25": [
         {"problem_idx": 1, "problem": "Find $n$.", "answer": 70, "problem_type": ["Algebra"]},
@@ -71,7 +71,7 @@ WORDED: dict[str, list[tuple[str, ...]]] = {
 
 IDS = {
     "gsm8k": ["gsm8k-0", "gsm8k-1"],
-    "math500": ["test/1.json", "test/2.json"],
+    "math500": ["t/1.json", "t/2.json"],
     "aime25": ["aime25-0", "aime25-1"],
     "humaneval": ["HumanEval/0", "HumanEval/1"],
     "mbpp": ["mbpp-11", "mbpp-12"],

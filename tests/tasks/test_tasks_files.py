@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from specbench_tasks import load_file
 from specbench_tasks._files import parse
@@ -237,26 +237,31 @@ def check(data: bytes) -> None:
         assert all(turn.strip() and turn.encode("utf-8") for turn in prompt.turns)
 
 
+@settings(deadline=None)  # other work may run beside the tests
 @given(st.text())
 def test_arbitrary_text(text: str) -> None:
     check(text.encode("utf-8", errors="surrogatepass"))
 
 
+@settings(deadline=None)  # other work may run beside the tests
 @given(st.binary())
 def test_arbitrary_bytes(data: bytes) -> None:
     check(data)
 
 
+@settings(deadline=None)  # other work may run beside the tests
 @given(st.lists(rows | values, max_size=4), st.sampled_from(["\n", "\n\n", "\r\n", " "]))
 def test_arbitrary_json_lines(items: list[object], separator: str) -> None:
     check(separator.join(json.dumps(item) for item in items).encode("utf-8"))
 
 
+@settings(deadline=None)  # other work may run beside the tests
 @given(st.lists(rows, max_size=4), st.integers(0, 200), st.sampled_from(["", "]", ",", "x", '"', "\n"]))
 def test_arbitrary_damaged_json_array(items: list[object], cut: int, tail: str) -> None:
     check((json.dumps(items, indent=1)[: -cut or None] + tail).encode("utf-8"))
 
 
+@settings(deadline=None)  # other work may run beside the tests
 @given(st.lists(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=3), min_size=1, max_size=5))
 def test_valid_turns_survive_unchanged(conversations: list[list[str]]) -> None:
     data = "\n".join(json.dumps({"turns": turns}, ensure_ascii=False) for turns in conversations).encode("utf-8")
