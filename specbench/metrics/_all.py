@@ -16,7 +16,7 @@ def compute_all(
     """All estimates of a trace, by metric name in alphabetical order; with a baseline also the comparison with it.
 
     ``names`` picks metric groups (default: every registered one). Errors: UnknownNameError for a name that is not
-    registered; RecordError when the baseline ran other prompts under the same request ids.
+    registered.
     """
     found: list[Estimate] = []
     for name in sorted(names if names is not None else registry.names("metrics")):

@@ -89,8 +89,8 @@ def _check_ending(entry: RoundTrace, where: str) -> None:
         return
     if entry.stop_reason not in (StopReason.STOP_TOKEN, StopReason.LENGTH):
         raise _fail(where, "stop reason is 'stop' or 'length'", repr(entry.stop_reason))
-    cut = entry.committed <= entry.accepted
-    if total != entry.accepted + 1 and not (cut and total == entry.accepted):
+    wanted = entry.accepted if entry.committed <= entry.accepted else entry.accepted + 1
+    if total != wanted:
         raise _fail(where, "committed + discarded = accepted + 1, or accepted when cut", seen)
 
 

@@ -23,7 +23,7 @@ class Measured:
     requests: tuple[RequestTrace, ...]  # M
     rounds: tuple[RoundTrace, ...]  # N
     request: Ints  # [N]
-    cluster: Ints  # [M], requests with the same prompt share one
+    cluster: Ints  # [M], same prompt or conversation: the same number
     drafted: Ints  # [N]
     verified: Ints  # [N]
     accepted: Ints  # [N]
@@ -60,9 +60,27 @@ def stop_draft(entry: RoundTrace) -> int:
 
 
 def clusters(requests: Sequence[RequestTrace]) -> Ints:
-    """[M], a number per distinct prompt: the same prompt asked twice is one cluster of the bootstrap."""
+    """[M], the bootstrap's clusters: requests with the same prompt, and the turns of one conversation, go together.
+
+    A conversation's turns have ids TASK/PROMPT/TURN; other ids are conversations of one turn.
+    """
+    root: dict[str, str] = {}
+
+    def find(key: str) -> str:
+        while root.setdefault(key, key) != key:
+            key = root[key]
+        return key
+
+    for request in requests:
+        root[find(f"prompt {request.prompt_hash or request.id}")] = find(_conversation(request))
     numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(r.prompt_hash or r.id, len(numbers)) for r in requests], dtype=np.int64)
+    return np.array([numbers.setdefault(find(_conversation(r)), len(numbers)) for r in requests], dtype=np.int64)
+
+
+def _conversation(request: RequestTrace) -> str:
+    name, _, turn = request.id.rpartition("/")
+    whole = turn.isdecimal() and name.startswith(f"{request.task}/")
+    return f"conversation {name if whole else request.id}"
 
 
 def measured(trace: RunTrace) -> Measured:

@@ -47,7 +47,8 @@ def distinct_share(token_ids: Sequence[int], *, gram: int = GRAM) -> float | Non
 
 def unique_prompt_share(rounds: Measured) -> float | None:
     """Distinct prompts over measured requests; None without any."""
-    return len(set(rounds.cluster.tolist())) / len(rounds.requests) if rounds.requests else None
+    distinct = {request.prompt_hash or request.id for request in rounds.requests}
+    return len(distinct) / len(rounds.requests) if rounds.requests else None
 
 
 def _looping(texts: Sequence[Sequence[int]]) -> tuple[int, int]:

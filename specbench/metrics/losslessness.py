@@ -116,11 +116,11 @@ def greedy_verdict(method: RunTrace, control: RunTrace, *, noise_floor: float) -
     ours, pairs = _paired(method, control)
     control_rounds = rounds_by_request(control)
     differences: list[Difference] = []
-    compared = total = 0
+    compared = 0
+    total = sum(len(request.output_ids) for request in measured(control).requests)
     for request, other in pairs:
         gaps = output_gaps(other, control_rounds[other.id])
         found = first_difference(request, other, gaps=gaps, noise_floor=noise_floor)
-        total += len(other.output_ids)
         compared += len(other.output_ids) if found is None else min(found.position, len(other.output_ids))
         if found is not None:
             differences.append(found)

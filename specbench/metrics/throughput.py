@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.errors import RecordError
 from specbench.metrics._bootstrap import INTERVAL, cluster_sums, interval, ratio_estimate
 from specbench.metrics._emissions import decode_costs, emissions, pure_decode, rounds_by_request
 from specbench.metrics._group import MetricGroup
@@ -126,25 +125,18 @@ def estimates(trace: RunTrace) -> Iterator[Estimate]:
 # ------------------------------------------------------------------------------------------- against a baseline
 
 
-def _check_pair(ours: RequestTrace, theirs: RequestTrace) -> None:
-    for word in ("prompt_hash", "seed"):
-        mine, other = getattr(ours, word), getattr(theirs, word)
-        if mine != other:
-            raise RecordError(
-                f"request '{ours.id}' has {word} {mine} in one arm and {other} in the baseline; "
-                "a speed-up is paired on prompt and seed: run both arms on the same prompts"
-            )
+def _same_prompt(ours: RequestTrace, theirs: RequestTrace | None) -> bool:
+    """Paired on prompt and seed. A later turn whose history differs between the arms is another prompt."""
+    return theirs is not None and (ours.prompt_hash, ours.seed) == (theirs.prompt_hash, theirs.seed)
 
 
 def _pairs(trace: RunTrace, baseline: RunTrace) -> tuple[Measured, dict[str, tuple[float, int, float, int]]]:
     """Per request measured in both arms: our seconds and tokens, the baseline's seconds and tokens."""
     ours, theirs = measured(trace), measured(baseline)
     other = {request.id: request for request in theirs.requests}
-    for request in ours.requests:
-        if request.id in other:
-            _check_pair(request, other[request.id])
+    same = [request.id for request in ours.requests if _same_prompt(request, other.get(request.id))]
     mine, base = decode_costs(trace, ours), decode_costs(baseline, theirs)
-    return ours, {name: (*mine[name], *base[name]) for name in mine if name in base}
+    return ours, {name: (*mine[name], *base[name]) for name in same if name in mine and name in base}
 
 
 def _speed_up_of(totals: Floats) -> Floats:
@@ -179,13 +171,15 @@ def round_time_s(trace: RunTrace, rounds: Measured) -> tuple[float, int] | None:
 
 
 def compare(trace: RunTrace, baseline: RunTrace) -> Iterator[Estimate]:
-    """Speed-up by scope, break-even tau, and the output lengths of both arms.
+    """Speed-up by scope, how many requests had no partner, break-even tau, and the output lengths of both arms.
 
-    Speed-up is the ratio of seconds per committed decode token over the prompts measured in both arms; break-even tau
-    is our mean round time over the baseline's mean step time: the tau below which drafting loses.
-    Errors: RecordError when a request of the same id has another prompt or seed in the baseline.
+    Speed-up is the ratio of seconds per committed decode token over the requests measured in both arms with the same
+    prompt and seed; break-even tau is our mean round time over the baseline's mean step time: the tau below which
+    drafting loses.
     """
     ours, pairs = _pairs(trace, baseline)
+    alone = len(ours.requests) - len(pairs)
+    yield Estimate("unpaired_requests", float(alone), "requests", len(ours.requests), "requests")
     for scope, chosen in ours.scopes():
         yield from _speed_up([r for i, r in enumerate(ours.requests) if chosen[i]], pairs, scope)
     mine, theirs = round_time_s(trace, ours), round_time_s(baseline, measured(baseline))

@@ -1,0 +1,124 @@
+"""Re-reading a record: every number again from its rounds, and what differs from what was written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+from specbench.errors import RecordError
+from specbench.metrics import METRICS_VERSION
+from specbench.metrics._all import compute_all
+from specbench.metrics._identities import check_identities
+from specbench.metrics.alarms import find_alarms
+from specbench.metrics.losslessness import Losslessness, verdict
+from specbench.records import store
+from specbench.records.schema import DifferenceRow, Record, VerdictRow
+from specbench.types import Estimate, RunTrace
+
+RELATIVE_TOLERANCE = 1e-9  # sums of times may round differently on another machine
+
+
+def verdict_row(found: Losslessness, *, control: str | None) -> VerdictRow:
+    """A verdict as kept in a record; ``control`` is the run id of the plain decoding that it was judged against."""
+    return VerdictRow(
+        outcome=found.outcome.value,
+        rule="greedy" if found.rule == "greedy" else "sampled",
+        reason=found.reason,
+        requests_compared=found.requests_compared,
+        rounds_with_drafts=found.rounds_with_drafts,
+        differences=[DifferenceRow(**asdict(difference)) for difference in found.differences],
+        noise_floor=found.noise_floor,
+        share_compared=found.share_compared,
+        p_value=found.p_value,
+        power=found.power,
+        samples=list(found.samples),
+        control=control,
+    )
+
+
+def _trace_of(path: Path, record: Record) -> RunTrace:
+    trace = store.read_trace(path.parent, record)
+    check_identities(trace)
+    return trace
+
+
+def _other(folder: Path, run_id: str | None) -> RunTrace | None:
+    """The trace of the run that a record was compared with."""
+    if run_id is None:
+        return None
+    path = store.find(folder, run_id)
+    return _trace_of(path, store.read(path))
+
+
+def recompute(folder: Path, run_id: str) -> list[Estimate]:
+    """Every estimate of a run, computed again from its rounds and those of the baseline that it was compared with.
+
+    Errors: RecordError when a file is missing or damaged, or the metrics' definitions have changed since.
+    """
+    path = store.find(folder, run_id)
+    record = store.read(path)
+    _same_definitions(record)
+    return compute_all(_trace_of(path, record), baseline=_other(folder, record.baseline))
+
+
+def _same_definitions(record: Record) -> None:
+    if record.metrics_version != METRICS_VERSION:
+        raise RecordError(
+            f"run {record.run_id} was computed with metrics version {record.metrics_version}, this is "
+            f"{METRICS_VERSION}: its numbers cannot be reproduced here; use the version that wrote it"
+        )
+
+
+def verify_record(folder: Path, run_id: str) -> list[str]:
+    """What of a record's estimates, alarms and verdict its rounds do not reproduce, one phrase each; empty is good.
+
+    Errors: as `recompute`.
+    """
+    path = store.find(folder, run_id)
+    record = store.read(path)
+    _same_definitions(record)
+    trace = _trace_of(path, record)
+    found = _estimate_differences(record, compute_all(trace, baseline=_other(folder, record.baseline)))
+    stated, seen = {alarm.name for alarm in record.alarms}, {alarm.name for alarm in find_alarms(trace)}
+    found += [f"alarm '{name}': not in the record" for name in sorted(seen - stated)]
+    if record.verdict is not None and record.verdict.control is not None:
+        control = _other(folder, record.verdict.control)
+        assert control is not None
+        again = verdict(trace, control, noise_floor=record.verdict.noise_floor)
+        if again.outcome.value != record.verdict.outcome:
+            found.append(f"verdict: {record.verdict.outcome} in the record, {again.outcome.value} from the rounds")
+    return found
+
+
+def _estimate_differences(record: Record, computed: list[Estimate]) -> list[str]:
+    stated = {(row.metric, tuple(row.scope.items())): row.estimate() for row in record.estimates}
+    again = {(estimate.metric, estimate.scope): estimate for estimate in computed}
+    found = [f"{_name(*key)}: not in the record" for key in again if key not in stated]
+    for key, old in stated.items():
+        new = again.get(key)
+        if new is None:
+            found.append(f"{_name(*key)}: in the record, but its rounds have no data for it")
+        elif not _agree(old, new):
+            found.append(f"{_name(*key)}: {_shown(old)} in the record, {_shown(new)} from the rounds")
+    return found
+
+
+def _name(metric: str, scope: tuple[tuple[str, str], ...]) -> str:
+    return metric + (f"[{', '.join(f'{name}={value}' for name, value in scope)}]" if scope else "")
+
+
+def _close(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-12)
+
+
+def _agree(old: Estimate, new: Estimate) -> bool:
+    numbers = all(_close(getattr(old, name), getattr(new, name)) for name in ("value", "low", "high"))
+    return numbers and all(getattr(old, name) == getattr(new, name) for name in ("unit", "n", "n_of", "interval"))
+
+
+def _shown(estimate: Estimate) -> str:
+    bounds = f" [{estimate.low:.6g}, {estimate.high:.6g}]" if estimate.low is not None else ""
+    return f"{estimate.value:.9g}{bounds} (n = {estimate.n})"
