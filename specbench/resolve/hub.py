@@ -6,6 +6,7 @@ minutes on a machine without network.
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import threading
@@ -82,13 +83,13 @@ def why_unreachable(*, timeout_s: float = PROBE_S) -> str | None:
     outcome: list[str | None] = []
 
     def ask() -> None:
-        request = urllib.request.Request(_endpoint(), method="HEAD")
         try:
+            request = urllib.request.Request(_endpoint(), method="HEAD")
             with urllib.request.urlopen(request, timeout=timeout_s):
                 outcome.append(None)
         except urllib.error.HTTPError:
             outcome.append(None)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             outcome.append(str(getattr(error, "reason", error)) or type(error).__name__)
 
     thread = threading.Thread(target=ask, daemon=True, name="hub-probe")
@@ -113,24 +114,24 @@ def wanted_files(names: Iterable[str], *, code: bool) -> list[str]:
 
 def fetch(name: str, *, code: bool, progress: Step) -> HubModel:
     """Download ``name`` into the hub's cache. Errors: HubError with the reason; CapacityError when it does not fit."""
-    import huggingface_hub
+    from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     repo, revision = split_id(name)
     try:
-        api = huggingface_hub.HfApi(endpoint=_endpoint())
+        api = HfApi(endpoint=_endpoint())
         info = api.model_info(repo, revision=revision, files_metadata=True, timeout=15)
         sizes = {s.rfilename: s.size or 0 for s in info.siblings or []}
         files = wanted_files(sizes, code=code)
         if "config.json" not in files:
             raise HubError(f"the hub's {repo} has no config.json: not a model that can be loaded")
         total = sum(sizes[f] for f in files)
-        folder = Path(huggingface_hub.constants.HF_HUB_CACHE)
+        folder = Path(constants.HF_HUB_CACHE)
         with cache.disk_errors(folder, what=repo):
             folder.mkdir(parents=True, exist_ok=True)
             cache.check_space(folder, total, what=repo)
             with progress(f"Fetching {repo} from the model hub ({total / 1e9:.2f} GB, once)"):
-                path = huggingface_hub.snapshot_download(
+                path = snapshot_download(
                     repo, revision=revision, allow_patterns=files, endpoint=_endpoint()
                 )
     except (HubError, SpecbenchError):
