@@ -165,6 +165,8 @@ def _peagle(seen: _Seen) -> Detection | None:
 
 
 def _eagle3(seen: _Seen) -> Detection | None:
+    if seen.nested or seen.arch.startswith("DFlash"):
+        return None  # a block drafter with a head or embedding of its own is none of the known layouts
     reason = None
     tensor = next((n for n in sorted(seen.names) if n == "d2t" or n.endswith(".d2t") or "midlayer." in n), None)
     if tensor is not None:

@@ -7,23 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from specbench.errors import CheckpointError
-from specbench_drafters.formats import deepspec, eagle3, zlab
+from specbench_drafters.formats import deepspec, eagle3, native_mtp, own, specforge, speculators, zlab
 from specbench_drafters.formats.detect import Detection, require_supported
 from specbench_drafters.formats.files import check_finite, open_folder
 from specbench_drafters.formats.overrides import apply_overrides, parse_overrides
 from specbench_drafters.formats.record import DrafterSpec, LoadedCheckpoint
-from specbench_drafters.formats.shapes import optional, required, wrong_shapes
 from specbench_drafters.formats.source import Reading, Source, canonical_names, target_facts
+from specbench_drafters.formats.survey import check_survey, survey
 
 _LOADERS: dict[str, Callable[[Source], Reading]] = {
     "deepspec": deepspec.read,
     "zlab": zlab.read,
     "eagle3": eagle3.read,
+    "specforge": specforge.read,
+    "speculators": speculators.read,
+    "native_mtp": native_mtp.read,
+    "own": own.read,
 }
-_NEVER_NEEDED = ("d2t", "t2d", "rotary_emb.inv_freq", "verifier_norm.", "verifier_lm_head.")
 
 
 def load_checkpoint(
@@ -89,55 +90,21 @@ def check_target(source: Source, spec: DrafterSpec) -> None:
 
 def read_tensors(source: Source, reading: Reading) -> LoadedCheckpoint:
     """The tensors that the spec asks for, with their shapes and values checked. Errors: CheckpointError."""
-    spec = reading.spec
-    wanted, extra = required(spec), optional(spec)
-    stored = {name: reading.stored[name] for name in (*wanted, *extra) if name in reading.stored}
-    shapes = {name: source.folder.infos[at].shape for name, at in stored.items()}
-    shapes |= {name: tuple(tensor.shape) for name, tensor in reading.ready.items()}
-    missing = tuple(sorted(name for name in wanted if name not in shapes))
-    if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise source.error(f"tensor '{missing[0]}'{more} is missing; the checkpoint is incomplete")
-    wrong = wrong_shapes(wanted | extra, shapes)
-    if wrong:
-        raise source.error(f"{wrong[0]}; weights and config.json do not belong together")
-    unused = leftovers(reading, stored)
-    structural = [name for name in unused if name.startswith("layers.")]
-    if structural:
-        raise source.error(
-            f"draft layers hold '{structural[0]}', which this format does not have; "
-            "leaving it out would silently lower acceptance, so the checkpoint is refused"
-        )
-    tensors = _read(source, reading, stored)
+    found = survey(reading, source.folder)
+    check_survey(source, found)
+    plain = {name: at for name, at in found.stored.items() if name not in reading.ready}
+    values = source.folder.read(plain.values())
+    tensors = {name: values[at] for name, at in plain.items()}
+    tensors |= {name: derived.make() for name, derived in reading.ready.items()}
     check_finite(tensors, folder=source.folder, origin=reading.stored)
     return LoadedCheckpoint(
-        spec=spec,
-        tensors=tensors,
-        missing=(),
-        unused=unused,
+        spec=reading.spec,
+        tensors=dict(sorted(tensors.items())),
+        missing=found.missing,
+        unused=found.unused,
         path=source.folder.path,
-        sha256=source.folder.sha256(stored.values()),
+        sha256=source.folder.sha256(reading.stored.values()),
     )
-
-
-def leftovers(reading: Reading, stored: Mapping[str, str]) -> tuple[str, ...]:
-    """Stored tensors that nothing needs, apart from maps and buffers whose content is elsewhere."""
-    return tuple(
-        sorted(
-            name
-            for name, at in reading.stored.items()
-            if name not in stored
-            and name not in reading.ready
-            and at not in reading.spare
-            and not any(part in name for part in _NEVER_NEEDED)
-        )
-    )
-
-
-def _read(source: Source, reading: Reading, stored: Mapping[str, str]) -> dict[str, Tensor]:
-    found = source.folder.read([at for name, at in stored.items() if name not in reading.ready])
-    tensors = {name: found[at] for name, at in stored.items() if name not in reading.ready}
-    return dict(sorted((tensors | reading.ready).items()))
 
 
 PLUGIN = load_checkpoint

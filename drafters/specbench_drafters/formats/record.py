@@ -76,7 +76,7 @@ class DrafterSpec:
     slot_shift: int  # 1: slot k predicts anchor + k + 1; 0: slot k predicts anchor + k
     mask_token_id: int | None
     embed_from: str  # "checkpoint" or "target"
-    embed_scale: float | None
+    embed_scale: float | None  # multiplies raw embedding rows; None: as the source embeds (target's module: inside)
     head_from: str  # "checkpoint" or "target"
     logit_scale: float | None
     softcap: float | None
@@ -93,6 +93,8 @@ class DrafterSpec:
     confidence_bias: bool
     notes: tuple[str, ...] = ()  # what was assumed, and why
     raw_config: dict[str, Any] = field(default_factory=dict)
+    layer_config: dict[str, Any] = field(default_factory=dict)  # transformers keys of MTP layers of a HF family
+    sts_temperatures: tuple[float, ...] | None = None  # per position, of the confidence logits; None: uncalibrated
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from specbench_drafters.formats.hf_layers import known, layer_shapes
 from specbench_drafters.formats.record import Backbone, DrafterSpec, DraftKind
 
 Shape = tuple[int, ...]
 
 
-def required(spec: DrafterSpec) -> dict[str, Shape]:
-    """Shapes of the tensors without which a checkpoint of ordinary draft layers cannot run."""
+def required(spec: DrafterSpec, stored: Iterable[str] = ()) -> dict[str, Shape]:
+    """Shapes of the tensors without which a checkpoint cannot run.
+
+    ``stored`` are the names at hand: whether an MTP layer has experts is only told by them. Errors: CheckpointError
+    when transformers cannot build the layer.
+    """
     hidden = spec.backbone.hidden_size
     width = (len(spec.taps) + int(spec.tap_final_norm)) * spec.target_hidden_size
     found: dict[str, Shape] = {"norm.weight": (hidden,)}
@@ -26,6 +31,11 @@ def required(spec: DrafterSpec) -> dict[str, Shape]:
         found |= {"input_proj.weight": (hidden, hidden + spec.target_hidden_size), "token_norm.weight": (hidden,)}
         found |= {"hidden_norm.weight": (spec.target_hidden_size,)}
     for index in range(spec.backbone.num_layers):
+        if known(spec.backbone.family):
+            sparse = any(name.startswith(f"layers.{index}.mlp.experts.") for name in stored)
+            shapes = layer_shapes(spec.backbone.family, spec.layer_config, sparse=sparse)
+            found |= {f"layers.{index}.{name}": shape for name, shape in shapes.items()}
+            continue
         first_eagle = spec.kind == DraftKind.EAGLE3 and index == 0
         found |= layer(spec.backbone, index, inputs=2 * hidden if first_eagle else hidden)
     if spec.kind == DraftKind.EAGLE3:
@@ -44,7 +54,7 @@ def optional(spec: DrafterSpec) -> dict[str, Shape]:
         found["fc.weight"] = (hidden, spec.target_hidden_size)
     for index in range(backbone.num_layers):
         at = f"layers.{index}."
-        if backbone.attention_bias:
+        if backbone.attention_bias and not known(backbone.family):
             found[at + "self_attn.o_proj.bias"] = (hidden,)
         if backbone.family == "gemma4":
             found[at + "self_attn.v_proj.weight"] = (backbone.num_kv_heads * backbone.head_dim, hidden)

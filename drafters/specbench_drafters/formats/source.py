@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,16 +98,29 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Derived:
+    """A tensor that is made from stored ones when it is needed; its shape is known before."""
+
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Derived:
+        """A tensor that already exists."""
+        return cls(tuple(tensor.shape), lambda: tensor)
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """A loader's result: the spec, which stored tensor serves each canonical name, and ready-made tensors.
 
     ``ready`` holds tensors that are not stored as they are needed (a mask embedding, experts that were fused, rows
-    put in another order); ``spare`` names stored tensors that are rightly not needed.
+    put in another order); ``spare`` are the canonical names of stored tensors that are rightly not needed as such.
     """
 
     spec: DrafterSpec
     stored: dict[str, str]
-    ready: dict[str, Tensor] = field(default_factory=dict)
+    ready: dict[str, Derived] = field(default_factory=dict)
     spare: tuple[str, ...] = ()
 
 

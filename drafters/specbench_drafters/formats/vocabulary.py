@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specbench_drafters.formats.source import Source
+from specbench_drafters.formats.source import Derived, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,29 @@ def _sorted(source: Source, ids: Tensor, *, vocab_size: int) -> DraftVocabulary:
     return DraftVocabulary(ids.contiguous(), order)
 
 
-def reorder_rows(source: Source, vocabulary: DraftVocabulary) -> dict[str, Tensor]:
+def reorder_rows(source: Source, vocabulary: DraftVocabulary) -> dict[str, Derived]:
     """Rows of the draft-vocabulary matrices in the order of ``vocabulary.ids``; empty where nothing moves."""
     if vocabulary.order is None:
         return {}
+    order = vocabulary.order
     names = [name for name in ("lm_head.weight", "markov_head.markov_w2.weight") if source.has(name)]
-    return {name: source.read(name)[vocabulary.order].contiguous() for name in names}
+    return {
+        name: Derived(source.shape(name) or (), lambda name=name: source.read(name)[order].contiguous())  # type: ignore[misc]
+        for name in names
+    }
+
+
+def read_own_map(source: Source, *, vocab_size: int) -> Tensor | None:
+    """``d2t`` of our own layout: absolute ids, strictly increasing. Errors: CheckpointError."""
+    if not source.has("d2t"):
+        rows = _head_rows(source)
+        if rows is not None and rows != vocab_size:
+            raise source.error(f"the draft vocabulary has {rows} of {vocab_size} tokens but no 'd2t' map says which")
+        return None
+    ids = source.read("d2t")
+    if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise source.error(f"'d2t' must be one row of whole numbers, found {ids.dtype} {list(ids.shape)}")
+    ids = ids.to(torch.int64)
+    if int(ids[0]) < 0 or int(ids[-1]) >= vocab_size or not bool((ids[1:] > ids[:-1]).all()):
+        raise source.error(f"'d2t' must hold strictly increasing ids below {vocab_size}; the map is damaged")
+    return ids

@@ -6,13 +6,11 @@ A block of B rows (anchor and B-1 masks) drafts B-1 tokens, slot k predicting po
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from specbench_drafters.formats.backbone import layer_attention, read_backbone
 from specbench_drafters.formats.fields import Fields
 from specbench_drafters.formats.files import read_mask_embedding
 from specbench_drafters.formats.record import DraftKind
-from specbench_drafters.formats.source import Reading, Source, make_spec
+from specbench_drafters.formats.source import Derived, Reading, Source, make_spec
 from specbench_drafters.formats.taps import check_fc, layer_output_ids, target_layers
 from specbench_drafters.formats.vocabulary import read_vocabulary, reorder_rows
 
@@ -63,7 +61,7 @@ def read(source: Source) -> Reading:
     vocabulary = read_vocabulary(
         source, vocab_size=vocab_size, draft_size=fields.integer("draft_vocab_size", default=None)
     )
-    mask_token_id, ready = _mask(source, fields)
+    mask_token_id, ready = mask_token(source, fields)
     spec = make_spec(
         kind=DraftKind.DFLASH,
         layout=LAYOUT,
@@ -88,13 +86,13 @@ def read(source: Source) -> Reading:
     return Reading(spec, dict(source.stored), ready=ready | reorder_rows(source, vocabulary))
 
 
-def _mask(source: Source, fields: Fields) -> tuple[int, dict[str, Tensor]]:
+def mask_token(source: Source, fields: Fields) -> tuple[int, dict[str, Derived]]:
     """The mask token, and its embedding where a separate file brings one. Errors: CheckpointError when neither says."""
-    ready: dict[str, Tensor] = {}
+    ready: dict[str, Derived] = {}
     told: int | None = fields.integer("mask_token_id", default=None, minimum=0)
     separate = read_mask_embedding(source.folder)
     if separate is not None:
-        ready["mask_embedding"] = separate[0]
+        ready["mask_embedding"] = Derived.of(separate[0])
         told = told if told is not None else separate[1]
         source.notes.append("the mask rows use the vector of mask_embedding.pt")
     chosen = source.overrides.get("mask_token_id", told)
