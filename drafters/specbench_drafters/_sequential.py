@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from specbench.drafting.chain import ChainDrafter, ChainModel
 from specbench.drafting.sampling import is_greedy
-from specbench.errors import ConfigError, DrafterError, unknown_name
+from specbench.errors import CheckpointError, ConfigError, DrafterError, unknown_name
 from specbench.types import Taps, TargetView
 from specbench_drafters.formats.record import DrafterSpec, DraftKind, LoadedCheckpoint
 
@@ -51,11 +53,31 @@ def max_context(options: Mapping[str, Any], *, default: int | None, target: Targ
         limit = None if text == "none" else int(text)
     if limit is not None and limit < target.max_context:
         warnings.warn(
-            f"the drafter was made for {limit} positions and the run allows {target.max_context}; longer rows are decoded "
-            "without drafts (--set max_context=none drafts on, at a lower acceptance)",
+            f"the drafter was made for {limit} positions and the run allows {target.max_context}; longer rows are "
+            "decoded without drafts (--set max_context=none drafts on, at a lower acceptance)",
             stacklevel=3,
         )
     return limit
+
+
+def draft_height(loaded: LoadedCheckpoint) -> int:
+    """How many tokens the draft head names. Errors: CheckpointError when it is not stored though it should be."""
+    spec = loaded.spec
+    if spec.head_from == "target":
+        return spec.vocab_size if spec.d2t is None else int(spec.d2t.numel())
+    if "lm_head.weight" not in loaded.tensors:
+        raise CheckpointError(f"{loaded.path} lacks lm_head.weight; it is incomplete")
+    return int(loaded.tensors["lm_head.weight"].shape[0])
+
+
+def borrowed_head(target: TargetView, *, id_map: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The target's head, or its rows for the ids of ``id_map`` [Vd] alone."""
+    if id_map is None:
+        return target.head
+    weight, bias = target.head.weight, getattr(target.head, "bias", None)
+    assert isinstance(weight, Tensor), "an output head is a linear layer"
+    rows = id_map.to(weight.device)
+    return partial(linear, weight=weight.detach()[rows], bias=None if bias is None else bias.detach()[rows])
 
 
 def own_bytes(model: nn.Module) -> int:

@@ -9,6 +9,7 @@ pair: that gives the first draft, and each further draft runs the layer once on 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from specbench.drafting.chain_attention import Attend, CommittedAttend, RoundAtt
 from specbench.drafting.sampling import draw, join
 from specbench.drafting.slots import SlotCache, SlotState
 from specbench.drafting.stops import truncate_at_stop
-from specbench.types import Features, Proposal, Rows, Taps, TargetView, Verdict
+from specbench.types import DraftLogits, Features, Proposal, Rows, Taps, TargetView, Verdict
 
 
 class ChainModel(Protocol):
@@ -123,7 +124,7 @@ class ChainDrafter:
 
     def _extend(self, rows: Rows, features: Features) -> None:
         starts = features.row_starts_host
-        assert all(a < b for a, b in zip(starts, starts[1:], strict=False)), "a row without committed tokens"
+        assert all(a < b for a, b in itertools.pairwise(starts)), "a row without committed tokens"
         attend = CommittedAttend(self._cache, rows, features, limit=self._last_position)
         hidden = self.model.start(features.hidden[None])  # [1, T, d]
         tokens, positions = features.next_ids[None], features.positions[None]  # [1, T]
@@ -142,20 +143,23 @@ class ChainDrafter:
         uniforms = rng.draft(rows, steps) if sampled else None
         attend = RoundAttend(self._cache, rows, steps=steps, limit=self._last_position)
         output = self._outputs.get(rows.slots)[None]  # [1, B, d]
-        parts = []
+        parts: list[tuple[Tensor, DraftLogits | None]] = []
         for step in range(steps):
-            if step:
-                depth = step % self.model.num_depths
-                # Step s of a round fills the next free index of the layer whose turn it is.
-                attend.move_to(index=rows.lengths + (step - 1) // self.model.num_depths)
-                positions = (rows.lengths + (step - 1))[None]
-                output = self.model.step(hidden, parts[-1][0].T, positions, attend=attend, depth=depth)
             normed, hidden = self.model.finish(output)
             logits = self.model.logits(normed[0])[:, None]  # [B, 1, Vd]
             noise = None if uniforms is None else uniforms[:, step : step + 1]
             parts.append(draw(logits, rows, uniforms=noise, id_map=self._id_map, greedy=self._greedy))
+            if step + 1 < steps:
+                output = self._next(rows, attend, hidden, parts[-1][0], step=step)
         tokens, draft = join(parts)
         return Proposal(tokens=tokens, counts=truncate_at_stop(tokens, limits, self._stop_ids), draft=draft)
+
+    def _next(self, rows: Rows, attend: RoundAttend, hidden: Tensor, tokens: Tensor, *, step: int) -> Tensor:
+        """Layer outputs [1, B, d] of the chain's pair ``step``: own states [1, B, d] with the drafts [B, 1]."""
+        # Each layer fills its own indices in order; with layers that take turns not every step adds to the same one.
+        attend.move_to(index=rows.lengths + step // self.model.num_depths)
+        depth = (step + 1) % self.model.num_depths
+        return self.model.step(hidden, tokens.T, (rows.lengths + step)[None], attend=attend, depth=depth)
 
     def release(self, slots: Sequence[int]) -> None:
         """Nothing to do: a slot's contents are unreachable once its length is."""

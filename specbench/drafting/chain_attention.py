@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Protocol
 
 import torch
@@ -59,7 +60,7 @@ class CommittedAttend:
 
     def __init__(self, cache: SlotCache, rows: Rows, features: Features, *, limit: int) -> None:
         starts = features.row_starts_host
-        counts = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+        counts = [b - a for a, b in itertools.pairwise(starts)]
         self._cache, self._rows, self._features, self._counts = cache, rows, features, counts
         ends = [length + count for length, count in zip(rows.lengths_host, counts, strict=True)]
         self._length = min(max(ends), limit + 1)

@@ -16,16 +16,16 @@ Tables = tuple[Tensor, Tensor]
 
 
 class ChainAttention(nn.Module):
-    """Projections of one layer, from ``inputs`` features a token."""
+    """Projections of one layer, from ``inputs`` features a token. Families with a bias may have none on the output."""
 
-    def __init__(self, shape: BackboneShape, *, inputs: int, one_plus: bool) -> None:
+    def __init__(self, shape: BackboneShape, *, inputs: int, one_plus: bool, output_bias: bool) -> None:
         super().__init__()
         dim, bias = shape.head_dim, shape.attention_bias
         self.head_dim = dim
         self.q_proj = nn.Linear(inputs, shape.num_heads * dim, bias=bias)
         self.k_proj = nn.Linear(inputs, shape.num_kv_heads * dim, bias=bias)
         self.v_proj = nn.Linear(inputs, shape.num_kv_heads * dim, bias=bias)
-        self.o_proj = nn.Linear(shape.num_heads * dim, shape.hidden_size, bias=bias)
+        self.o_proj = nn.Linear(shape.num_heads * dim, shape.hidden_size, bias=output_bias)
         self.q_norm = RMSNorm(dim, eps=shape.norm_eps, one_plus=one_plus) if shape.qk_norm else None
         self.k_norm = RMSNorm(dim, eps=shape.norm_eps, one_plus=one_plus) if shape.qk_norm else None
 
@@ -53,6 +53,7 @@ class ChainLayer(nn.Module):
         paired: bool = False,
         residual_normed: bool = False,
         one_plus: bool = False,
+        output_bias: bool = False,
     ) -> None:
         super().__init__()
         width, eps = shape.hidden_size, shape.norm_eps
@@ -63,7 +64,9 @@ class ChainLayer(nn.Module):
         self.input_layernorm = RMSNorm(width, eps=eps, one_plus=one_plus)
         self.hidden_norm = RMSNorm(width, eps=eps, one_plus=one_plus) if paired else None
         self.post_attention_layernorm = RMSNorm(width, eps=eps, one_plus=one_plus)
-        self.self_attn = ChainAttention(shape, inputs=2 * width if paired else width, one_plus=one_plus)
+        self.self_attn = ChainAttention(
+            shape, inputs=2 * width if paired else width, one_plus=one_plus, output_bias=output_bias
+        )
         self.mlp = GatedMLP(shape)
 
     def forward(

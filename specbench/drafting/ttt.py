@@ -74,7 +74,7 @@ class UnrolledAttend:
                 scale=scaling,
                 enable_gqa=True,
             ).transpose(1, 2)
-        grouped = query.unflatten(2, (keys.shape[2], -1))  # [N, T, Hkv, g, dk]
+        grouped = query.reshape(*query.shape[:2], keys.shape[2], -1, query.shape[-1])  # [N, T, Hkv, g, dk]
         first = torch.einsum("nikgd,njkd->nkgij", grouped, keys).masked_fill(~visible, -torch.inf)
         own = torch.stack([torch.einsum("nikgd,nikd->nkgi", grouped, k) for k, _ in kept[1:]], dim=-1)
         scores = torch.cat((first, own), dim=-1).to(torch.float32) * scaling  # [N, Hkv, g, T, T + s]

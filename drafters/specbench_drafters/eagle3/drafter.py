@@ -13,7 +13,15 @@ from specbench.drafting.vocab import checked_map
 from specbench.errors import CheckpointError, DrafterError
 from specbench.types import TargetView
 from specbench_drafters._block import fill
-from specbench_drafters._sequential import OPTIONS, as_target, chain_drafter, check_kind, split_options
+from specbench_drafters._sequential import (
+    OPTIONS,
+    as_target,
+    borrowed_head,
+    chain_drafter,
+    check_kind,
+    draft_height,
+    split_options,
+)
 from specbench_drafters.eagle3.model import Eagle3Model
 from specbench_drafters.formats.load import load_checkpoint
 from specbench_drafters.formats.record import DraftKind, LoadedCheckpoint
@@ -53,16 +61,17 @@ class Eagle3(ChainDrafter):
         spec = loaded.spec
         check_kind(loaded, DraftKind.EAGLE3)
         _check_widths(loaded, target=target)
-        draft_vocab = _draft_vocab(loaded)
+        draft_vocab = draft_height(loaded)
         id_map = checked_map(spec.d2t, draft_size=draft_vocab, vocab_size=spec.vocab_size)
         with torch.device("meta"):
             model = Eagle3Model(
                 spec,
                 draft_vocab=draft_vocab,
                 has_fc="fc.weight" in loaded.tensors,
+                output_bias="layers.0.self_attn.o_proj.bias" in loaded.tensors,
                 max_context=target.max_context,
                 embed=target.embed,
-                head=target.head,
+                head=borrowed_head(target, id_map=id_map),
                 device=target.device,
             )
         fill(model, as_target(loaded.tensors, target=target), path=loaded.path)
@@ -78,16 +87,6 @@ class Eagle3(ChainDrafter):
         )
 
 
-def _draft_vocab(loaded: LoadedCheckpoint) -> int:
-    """Height of the draft head."""
-    spec = loaded.spec
-    if spec.head_from == "target":
-        return spec.vocab_size
-    if "lm_head.weight" not in loaded.tensors:
-        raise CheckpointError(f"{loaded.path} lacks lm_head.weight; it is incomplete")
-    return int(loaded.tensors["lm_head.weight"].shape[0])
-
-
 def _check_widths(loaded: LoadedCheckpoint, *, target: TargetView) -> None:
     """Errors: DrafterError where something borrowed from the target, or fed unprojected, has another width."""
     spec = loaded.spec
@@ -98,8 +97,6 @@ def _check_widths(loaded: LoadedCheckpoint, *, target: TargetView) -> None:
     for what, source in (("embedding", spec.embed_from), ("head", spec.head_from)):
         if source == "target" and width != target.hidden_size:
             raise DrafterError(
-                f"the drafter is {width} wide and stores no {what} of its own, the target's is {target.hidden_size} wide; "
-                "use the drafter that belongs to this target"
+                f"the drafter is {width} wide and stores no {what} of its own, the target's is {target.hidden_size} "
+                "wide; use the drafter that belongs to this target"
             )
-    if spec.head_from == "target" and spec.d2t is not None:
-        raise CheckpointError(f"{loaded.path} has a reduced vocabulary but no head of its own; it is incomplete")

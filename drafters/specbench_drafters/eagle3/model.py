@@ -27,6 +27,7 @@ class Eagle3Model(nn.Module):
         *,
         draft_vocab: int,
         has_fc: bool,
+        output_bias: bool,
         max_context: int,
         embed: Callable[[Tensor], Tensor],
         head: Callable[[Tensor], Tensor],
@@ -51,7 +52,12 @@ class Eagle3Model(nn.Module):
         )
         self.layers = nn.ModuleList(
             ChainLayer(
-                shape, index=i, paired=i == 0, residual_normed=spec.residual_normed and i == 0, one_plus=one_plus
+                shape,
+                index=i,
+                paired=i == 0,
+                residual_normed=spec.residual_normed,
+                one_plus=one_plus,
+                output_bias=output_bias,
             )
             for i in range(shape.num_layers)
         )
