@@ -59,6 +59,3 @@ class DSpark(BlockDrafter):
             assert markov is not None, "the model refuses a Markov input without a Markov head"
             embedded = markov.embed(torch.cat((rows.last_token[:, None], tokens[:, :-1]), dim=1))
         return torch.sigmoid(head(hidden, embedded).to(torch.float32))
-
-
-PLUGIN = DSpark
