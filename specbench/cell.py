@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from specbench.engine.engine import Engine
 from specbench.memory import PeakMemory
 from specbench.resolve import ResolvedDrafter, resolve_drafter
 from specbench.session import Session, Step
-from specbench.types import Prompt, Request, RunTrace
+from specbench.types import Prompt, Request, RunTrace, Status
 from specbench.workloads.driver import DriveProgress, Outcome, Skipped, drive
 
 
@@ -26,7 +26,7 @@ class PlannedCell:
     """A method of the run, its checkpoint on this disk, and the cell's resolved specification."""
 
     method: MethodSpec
-    checkpoint: Path | None
+    checkpoint: ResolvedDrafter | None
     spec: CellSpec
 
     @property
@@ -41,7 +41,6 @@ class Measurement:
 
     trace: RunTrace
     skipped: tuple[Skipped, ...]
-    interrupted: bool
     prompt_ids: dict[str, tuple[int, ...]]
     memory: dict[str, Any]
     notes: tuple[str, ...]
@@ -83,7 +82,7 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
         inputs=inputs,
         **{name: getattr(spec, name) for name in _COPIED},
     )
-    return PlannedCell(method, found.path if found else None, cell)
+    return PlannedCell(method, found, cell)
 
 
 _COPIED = (
@@ -113,7 +112,7 @@ def measure_cell(
     session.prompts.shortened.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        contestant = _contestant(session, cell.method, cell.checkpoint)
+        contestant = _contestant(session, cell.method, cell.checkpoint.path if cell.checkpoint else None)
         clock = WallClock()
         engine = build_engine(
             session.target,
@@ -134,10 +133,10 @@ def measure_cell(
             on_progress=on_progress,
             stop=stop,
         )
+    status = Status.INTERRUPTED if outcome.interrupted else outcome.trace.status
     return Measurement(
-        trace=outcome.trace,
+        trace=replace(outcome.trace, status=status),
         skipped=outcome.skipped,
-        interrupted=outcome.interrupted,
         prompt_ids=sent,
         memory={**memory.facts(), **_planned_bytes(session, contestant, engine)},
         notes=_notes(session, outcome, [str(w.message) for w in caught if w.category is UserWarning]),

@@ -88,8 +88,8 @@ class RunSpec(_Strict):
     """Everything that ``specbench run`` is told. Each method becomes one cell over all tasks together.
 
     ``draft_length`` counts drafts a cycle, never the block size, and applies to methods that state none. ``options``
-    are those of the methods by name, ``drafters`` their checkpoints. ``kv_memory`` None sizes the cache to the run, ``max_context`` None
-    the longest sequence to the prompts.
+    are those of the methods by name, ``drafters`` their checkpoints. ``kv_memory`` None sizes the cache to the run,
+    ``max_context`` None sizes the longest sequence to the prompts.
     """
 
     methods: Annotated[tuple[MethodSpec, ...], BeforeValidator(_methods), Field(min_length=1)]

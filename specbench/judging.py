@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specbench.cell import Measurement
-from specbench.engine.control import noise_floor
 from specbench.engine.target import Target
 from specbench.metrics._all import compute_all
-from specbench.metrics._identities import check_identities
-from specbench.metrics.alarms import Alarm, prompt_alarms, find_alarms
+from specbench.metrics.alarms import Alarm, find_alarms, prompt_alarms
 from specbench.metrics.losslessness import Losslessness, Outcome, verdict
-from specbench.metrics.throughput import invalid_reason
-from specbench.types import Estimate, RequestTrace, RunTrace, Status
+from specbench.types import Estimate, RequestTrace, Status
+
+Text = tuple[tuple[int, ...], tuple[int, ...]]
+"""Prompt and output of a control request."""
 
 FLOOR_REQUESTS = 4
 FLOOR_TOKENS = 64
@@ -27,60 +27,52 @@ class Judgement:
 
     estimates: tuple[Estimate, ...]
     losslessness: Losslessness | None
-    floor_tokens: int | None  # control tokens that the noise floor was measured on
     alarms: tuple[Alarm, ...]
-    invalid: str | None
     notes: tuple[str, ...]
 
 
 def judge(cell: Measurement, *, control: Measurement | None, target: Target) -> Judgement:
-    """Check the trace's identities and compute everything; ``control`` is plain decoding of the same prompts.
-
-    Errors: RecordError when the trace is inconsistent.
-    """
-    check_identities(cell.trace)
+    """Compute everything; ``control`` is plain decoding of the same prompts, None where there is none."""
     notes: list[str] = []
-    baseline = None if control is None else _comparable(cell.trace, control.trace, notes)
-    found, tokens = (None, None) if control is None else _verdict(cell, control, target)
+    found = None
+    if control is not None:
+        found, note = _verdict(cell, control, target)
+        notes += [note] if note is not None else []
     return Judgement(
-        estimates=tuple(compute_all(cell.trace, baseline=baseline)),
+        estimates=tuple(compute_all(cell.trace, baseline=control.trace if control is not None else None)),
         losslessness=found,
-        floor_tokens=tokens,
         alarms=(*prompt_alarms(cell.prompt_ids), *find_alarms(cell.trace)),
-        invalid=invalid_reason(cell.trace),
         notes=tuple(notes),
     )
 
 
-def _comparable(trace: RunTrace, control: RunTrace, notes: list[str]) -> RunTrace:
-    """The control without the turns whose prompt differs: a later turn's prompt holds the arm's own earlier answer."""
-    ours = {request.id: request.prompt_hash for request in trace.requests}
-    same = tuple(r for r in control.requests if ours.get(r.id, r.prompt_hash) == r.prompt_hash)
-    if len(same) < len(control.requests):
-        count = len(control.requests) - len(same)
-        notes.append(f"{count} later turns had other prompts in the two arms, because their earlier answers differ")
-    return replace(control, requests=same)
-
-
-def _verdict(cell: Measurement, control: Measurement, target: Target) -> tuple[Losslessness, int | None]:
+def _verdict(cell: Measurement, control: Measurement, target: Target) -> tuple[Losslessness, str | None]:
     if cell.trace.sampling.temperature > 0:
         return verdict(cell.trace, control.trace, noise_floor=None), None
     texts = _control_texts(control)
     few = [(prompt, output[:FLOOR_TOKENS]) for prompt, output in texts[:FLOOR_REQUESTS]]
-    found, tokens = _with_floor(cell, control, target, few)
+    found, note = _with_floor(cell, control, target, few)
     if found.outcome is Outcome.FAIL and texts != few:
-        found, tokens = _with_floor(cell, control, target, texts)
-    return found, tokens
+        found, note = _with_floor(cell, control, target, texts)
+    return found, note
 
 
 def _with_floor(
-    cell: Measurement, control: Measurement, target: Target, texts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
-) -> tuple[Losslessness, int]:
-    floor = noise_floor(target, list(texts), cell.trace.draft_length) if texts else 0.0
-    return verdict(cell.trace, control.trace, noise_floor=floor), sum(len(output) for _, output in texts)
+    cell: Measurement, control: Measurement, target: Target, texts: Sequence[Text]
+) -> tuple[Losslessness, str | None]:
+    if not texts:
+        return verdict(cell.trace, control.trace, noise_floor=None), None
+    from specbench.engine.control import noise_floor
+
+    floor = noise_floor(target, list(texts), cell.trace.draft_length)
+    tokens = sum(len(output) for _, output in texts)
+    return (
+        verdict(cell.trace, control.trace, noise_floor=floor),
+        f"noise floor {floor:.3g} logits, from {tokens} tokens of {len(texts)} control texts",
+    )
 
 
-def _control_texts(control: Measurement) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _control_texts(control: Measurement) -> list[Text]:
     def usable(request: RequestTrace) -> bool:
         return request.status == Status.OK and not request.warmup and bool(request.output_ids)
 

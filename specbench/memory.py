@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,8 @@ class PeakMemory:
 
     def start(self) -> None:
         """Forget earlier peaks."""
-        try:
+        with contextlib.suppress(OSError):
             _CLEAR.write_text("5")
-        except OSError:
-            pass
         if self._cuda is not None:
             import torch
 

@@ -114,8 +114,8 @@ def load_task(name: str) -> Task:
         return found
     if name == "file":
         raise ConfigError("task 'file' stands for your own prompts; give the path, for example --task prompts.jsonl")
-    found = registry.load("tasks", name)
-    return found
+    named: Task = registry.load("tasks", name)
+    return named
 
 
 def _interleave(tasks: Sequence[Task], *, limit: int | None, seed: int) -> tuple[Prompt, ...]:

@@ -42,7 +42,9 @@ def fetch(
 
     found = resolve_target(target, trust_remote_code=trust_remote_code)
     typer.echo(f"{found.name}: {found.path}")
-    typer.echo(f"from {found.source}{f' at {found.revision}' if found.revision else ''}, weights {found.weights_sha256}")
+    typer.echo(
+        f"from {found.source}{f' at {found.revision}' if found.revision else ''}, weights {found.weights_sha256}"
+    )
 
 
 def _plugins(kind: str) -> list[tuple[str, str]]:

@@ -8,7 +8,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 
 class LiveProgress:
@@ -50,10 +58,13 @@ class LiveProgress:
         text = f"{event.label} (cell {event.cell + 1} of {event.cells})"
         self._bar.update(self._task, completed=event.done_turns, description=text, speed=speed)
 
-    def finished(self, line: str) -> None:
-        """A cell has ended; ``line`` says how."""
-        target = self._bar.console if self._bar is not None else self._console
-        target.print(line, markup=False, highlight=False, soft_wrap=True)
+    def finished(self, result: Any) -> None:
+        """A cell has ended (a `specbench.runner.CellResult`): one line of it, above the bar."""
+        tau, speed = result.record.find("tau"), result.record.find("decode_tokens_per_s")
+        parts = [f"{result.label}: {result.record.status}"]
+        if tau is not None and speed is not None:
+            parts.append(f"tau {tau.value:.2f}, {speed.value:.1f} tok/s")
+        self._console.print(", ".join(parts), markup=False, highlight=False, soft_wrap=True)
 
     def _close(self) -> None:
         if self._bar is not None:

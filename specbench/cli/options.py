@@ -17,7 +17,9 @@ Drafter = Annotated[
     list[str] | None, Option("--drafter", metavar="NAME=PATH|HUB", help="Checkpoint of a method; repeatable.")
 ]
 Policy = Annotated[str | None, Option("--policy", help="How many drafts are verified: fixed, fixed:k, ...")]
-Target = Annotated[str | None, Option("--target", help="Target model: a short name, a folder or a hub id. [smollm2-135m]")]
+Target = Annotated[
+    str | None, Option("--target", help="Target model: a short name, a folder or a hub id. [smollm2-135m]")
+]
 DraftLength = Annotated[
     int | None, Option("--draft-length", "-k", help="Drafts a cycle, never the block size. [the drafter's own]")
 ]
@@ -39,7 +41,8 @@ Thinking = Annotated[
     str | None, Option("--thinking", metavar="default|on|off", help="The template's switch.", rich_help_panel=_LOAD)
 ]
 Concurrency = Annotated[
-    int | None, Option("--concurrency", "-c", help="Users with one outstanding request each. [1]", rich_help_panel=_LOAD)
+    int | None,
+    Option("--concurrency", "-c", help="Users with one outstanding request each. [1]", rich_help_panel=_LOAD),
 ]
 
 Temperature = Annotated[float | None, Option("--temperature", help="0 is greedy. [0]", rich_help_panel=_SAMPLING)]
@@ -47,16 +50,14 @@ TopP = Annotated[float | None, Option("--top-p", help="Nucleus. [1]", rich_help_
 TopK = Annotated[int | None, Option("--top-k", help="Most likely tokens only. [all]", rich_help_panel=_SAMPLING)]
 Seed = Annotated[int | None, Option("--seed", help="Keys every random draw. [0]", rich_help_panel=_SAMPLING)]
 
-Dtype = Annotated[
-    str | None, Option("--dtype", metavar="bfloat16|float32", help="[bfloat16]", rich_help_panel=_ENGINE)
-]
-Device = Annotated[
-    str | None, Option("--device", metavar="auto|cpu|cuda[:i]", help="[auto]", rich_help_panel=_ENGINE)
-]
+Dtype = Annotated[str | None, Option("--dtype", metavar="bfloat16|float32", help="[bfloat16]", rich_help_panel=_ENGINE)]
+Device = Annotated[str | None, Option("--device", metavar="auto|cpu|cuda[:i]", help="[auto]", rich_help_panel=_ENGINE)]
 Threads = Annotated[int | None, Option("--threads", help="Torch threads. [by the machine]", rich_help_panel=_ENGINE)]
 KvMemory = Annotated[
     str | None,
-    Option("--kv-memory", metavar="SIZE", help="Cache budget, e.g. 2GiB. [what the run needs]", rich_help_panel=_ENGINE),
+    Option(
+        "--kv-memory", metavar="SIZE", help="Cache budget, e.g. 2GiB. [what the run needs]", rich_help_panel=_ENGINE
+    ),
 ]
 PrefillChunk = Annotated[
     int | None, Option("--prefill-chunk", help="Prompt tokens a step at most. [512]", rich_help_panel=_ENGINE)
@@ -65,9 +66,7 @@ TrustRemoteCode = Annotated[
     bool | None, Option("--trust-remote-code", help="Run model code from the hub.", rich_help_panel=_ENGINE)
 ]
 
-Set = Annotated[
-    list[str] | None, Option("--set", metavar="A.B=C", help="Any setting, or METHOD.OPTION; repeatable.")
-]
+Set = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help="Any setting, or METHOD.OPTION; repeatable.")]
 Config = Annotated[Path | None, Option("--config", metavar="FILE.toml", help="Settings from a file; flags win.")]
 Out = Annotated[Path | None, Option("--out", "-o", help="Folder for the records. [runs]", rich_help_panel=_OUTPUT)]
 NoBaseline = Annotated[

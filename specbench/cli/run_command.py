@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import typer
@@ -64,9 +65,10 @@ def _measure(spec: Any) -> int:
 
     check_names(spec)
     live = LiveProgress()
+    command = ["specbench", *sys.argv[1:]]
     try:
         with live:
-            summary = run_cells(spec, on_progress=live.update, step=live.step, on_result=live.finished)
+            summary = run_cells(spec, on_progress=live.update, step=live.step, on_result=live.finished, command=command)
     except KeyboardInterrupt:
         typer.echo("interrupted before anything was measured: no record was written", err=True)
         return 130

@@ -1,0 +1,167 @@
+"""From a measured cell to its record: identities, comparability key, counts, sample texts, failure."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench import provenance
+from specbench.cell import Measurement, PlannedCell
+from specbench.errors import SpecbenchError
+from specbench.judging import Judgement
+from specbench.metrics import METRICS_VERSION
+from specbench.metrics._identities import check_identities
+from specbench.records import keys, schema, store
+from specbench.records.schema import AlarmRow, EstimateRow, Failure, Identity, Record, SampleText
+from specbench.report.recompute import verdict_row
+from specbench.session import Session
+from specbench.types import Status
+
+SAMPLES = 3
+ACCEPTANCE_RULE = "exact rejection sampling; the target's argmax at temperature 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Builds and writes the records of one run. ``command`` is what the user typed."""
+
+    session: Session
+    command: Sequence[str]
+    machine: dict[str, Any]  # provenance, the same for all cells of a run
+
+    @classmethod
+    def of(cls, session: Session, *, command: Sequence[str]) -> Recorder:
+        """Looks at code and machine once."""
+        return cls(session, command, provenance.collect(device=session.device, threads=session.threads))
+
+    def finished(
+        self, cell: PlannedCell, measured: Measurement, judged: Judgement, *, started_s: float, baseline: str | None
+    ) -> tuple[Record, bytes]:
+        """The record of a measured cell and its rounds' file. Errors: RecordError when an identity is broken."""
+        data, described = store.encode_rounds(measured.trace, check=check_identities)
+        found = judged.losslessness
+        record = schema.build(
+            **self._common(cell, started_s=started_s, memory=measured.memory),
+            status=str(measured.trace.status),
+            estimates=[EstimateRow.of(estimate) for estimate in judged.estimates],
+            verdict=None if found is None else verdict_row(found, control=baseline),
+            alarms=[AlarmRow(name=alarm.name, message=alarm.message) for alarm in judged.alarms],
+            samples=self._samples(measured),
+            counts=_counts(measured),
+            notes=[*measured.notes, *judged.notes],
+            rounds=described,
+            baseline=baseline,
+        )
+        return record, data
+
+    def failed(self, cell: PlannedCell, error: Exception, *, started_s: float) -> Record:
+        """The record of a cell that has no result."""
+        return schema.build(
+            **self._common(cell, started_s=started_s, memory={}),
+            status=str(Status.FAILED),
+            notes=list(self.session.notes),
+            error=Failure(kind=type(error).__name__, message=one_line(error), where=_where(error)),
+        )
+
+    def write(self, record: Record, data: bytes | None = None) -> Path:
+        """Write the record, and its rounds beside it. Errors: RecordError."""
+        return store.write(self.session.spec.out, record, rounds_data=data)
+
+    def _common(self, cell: PlannedCell, *, started_s: float, memory: dict[str, Any]) -> dict[str, Any]:
+        session, spec = self.session, cell.spec
+        key = keys.build_key(_comparability(session, cell, self.machine))
+        checkpoint = cell.checkpoint
+        return {
+            "cell_key": spec.key(),
+            "metrics_version": METRICS_VERSION,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_s)),
+            "command": list(self.command),
+            "method": spec.method,
+            "draft_length": spec.draft_length,
+            "spec": spec.model_dump(mode="json"),
+            "provenance": {**self.machine, "memory": memory},
+            "target": Identity(
+                name=session.name,
+                sha256=session.resolved.weights_sha256,
+                source=session.resolved.source,
+                details={"revision": session.resolved.revision} if session.resolved.revision else {},
+            ),
+            "drafter": None
+            if checkpoint is None
+            else Identity(name=spec.drafter or checkpoint.name, sha256=checkpoint.sha256, source=checkpoint.source),
+            "comparability": key.as_dict(),
+            "comparability_sha256": key.sha256(),
+        }
+
+    def _samples(self, measured: Measurement) -> list[SampleText]:
+        """The first answer of each task, a few in all."""
+        decode = self.session.prompts.renderer.tokenizer.decode
+        firsts = {r.task: r for r in reversed(measured.trace.requests) if not r.warmup and r.status == Status.OK}
+        return [
+            SampleText(
+                request=request.id,
+                task=request.task,
+                prompt=decode(list(measured.prompt_ids[request.id])),
+                text=decode(list(request.output_ids)),
+            )
+            for request in sorted(firsts.values(), key=lambda request: request.task)[:SAMPLES]
+        ]
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text as one line, its class where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _where(error: Exception) -> str | None:
+    """File, line and function that raised; for an error of the user's that is of no interest."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, SpecbenchError) or not frames:
+        return None
+    last = frames[-1]
+    return f"{Path(last.filename).name}:{last.lineno} in {last.name}"
+
+
+def _counts(measured: Measurement) -> dict[str, int]:
+    requests = [request for request in measured.trace.requests if not request.warmup]
+    counts = {str(status): sum(request.status == status for request in requests) for status in Status}
+    counts["skipped"] = len(measured.skipped)
+    counts["warmup"] = len(measured.trace.requests) - len(requests)
+    return {name: count for name, count in counts.items() if count or name == Status.OK}
+
+
+def _comparability(session: Session, cell: PlannedCell, machine: dict[str, Any]) -> dict[str, Any]:
+    spec, prompts = cell.spec, session.prompts.prompts
+    gpu = machine.get("gpu", {})
+    return {
+        "target_weights": session.resolved.weights_sha256,
+        "rendering": {
+            "dataset": keys.dataset_sha256([(f"{p.task}/{p.id}", [p.system, *p.turns]) for p in prompts]),
+            "template": session.resolved.template_sha256 or "none",
+            "thinking": spec.thinking,
+            "turns": sum(len(p.turns) for p in prompts),
+        },
+        "sampling": {"temperature": spec.temperature, "top_p": spec.top_p, "top_k": spec.top_k},
+        "acceptance_rule": ACCEPTANCE_RULE,
+        "draft_sampling": str(spec.options.get("draft_sampling", "probabilistic")),
+        "prompt_set": keys.prompt_set_key([f"{p.task}/{p.id}" for p in prompts]),
+        "max_new_tokens": spec.max_new_tokens,
+        "stop_ids": spec.stop_ids,
+        "ignore_eos": spec.ignore_eos,
+        "dtype": spec.dtype,
+        "engine": "specbench",
+        "load": f"{spec.workload}:{spec.concurrency}",
+        "metrics_version": METRICS_VERSION,
+        "timing": {
+            "hardware": str(machine.get("device_name", provenance.UNKNOWN)),
+            "kv_budget_bytes": spec.kv_memory,
+            "row_limit": spec.concurrency,
+            "threads": spec.threads,
+            "torch": str(machine.get("packages", {}).get("torch", provenance.UNKNOWN)),
+            "driver": gpu.get("driver"),
+        },
+    }
