@@ -143,10 +143,11 @@ def make_trace(
 ) -> RunTrace:
     """A run over the requests. Steps follow from the rounds; ``mixed_steps`` also carry prompt tokens."""
     rounds = [entry for _, entries in requests for entry in entries]
-    numbers = sorted({entry.step for entry in rounds} | set(prefill_steps))
+    by_step: dict[int, list[RoundTrace]] = {number: [] for number in prefill_steps}
+    for entry in rounds:
+        by_step.setdefault(entry.step, []).append(entry)
     steps = []
-    for number in numbers:
-        inside = [entry for entry in rounds if entry.step == number]
+    for number, inside in sorted(by_step.items()):
         prompt = number in prefill_steps or number in mixed_steps
         steps.append(
             StepTrace(
