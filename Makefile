@@ -1,26 +1,38 @@
-# `make demo` and `make test` each work alone on a fresh machine with Python 3.11+, git and make.
-PYTHON ?= python3
+# `make demo` and `make test` each work alone on a fresh machine with Python 3.11 or newer, git and make.
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+# One torch thread: what runs here is many small steps, and two threads on few cores stall as soon as others work too.
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test bench lint clean
+.DELETE_ON_ERROR:
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
-	touch $@
+# The tested versions, the project itself as an editable install, and the tools of the tests.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Python 3.11 or newer is needed, $(PYTHON) is older or absent; name one: make PYTHON=python3.12" >&2; exit 2; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
+		{ rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); } || \
+		{ echo "error: $(PYTHON) cannot make a virtual environment; install its venv module (Debian: python3-venv)" >&2; exit 2; }
+	@echo "Installing into $(VENV) (once)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
 
-demo: $(VENV)/.installed
-	$(BIN)/specbench run --method ngram
+# The main job on the demo model: prompt lookup against plain decoding.
+demo: $(STAMP)
+	$(BIN)/specbench run --method ngram $(ARGS)
 
-test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
 
-bench: $(VENV)/.installed
-	$(BIN)/python -m tests.bench
+# Timings against transformers; wants an idle machine.
+bench: $(STAMP)
+	$(BIN)/python -m tests.bench $(ARGS)
 
-lint: $(VENV)/.installed
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
