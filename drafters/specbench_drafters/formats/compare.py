@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from specbench_drafters.formats.record import DrafterSpec
+from specbench_drafters.formats.record import Backbone, DrafterSpec
 
 # Where a checkpoint came from, not what it means.
 _PROVENANCE = frozenset({"layout", "notes", "raw_config"})
@@ -18,10 +18,12 @@ def spec_differences(first: DrafterSpec, second: DrafterSpec, *, ignore: Iterabl
     """One phrase "field: first, second" per field that differs; provenance is not compared."""
     skipped = _PROVENANCE | set(ignore)
     found = []
-    for item in fields(DrafterSpec):
-        if item.name in skipped:
-            continue
-        one, other = getattr(first, item.name), getattr(second, item.name)
+    names = [item.name for item in fields(DrafterSpec) if item.name not in skipped | {"backbone"}]
+    pairs = [(name, getattr(first, name), getattr(second, name)) for name in names]
+    for item in fields(Backbone) if "backbone" not in skipped else ():
+        one, other = getattr(first.backbone, item.name), getattr(second.backbone, item.name)
+        pairs.append((f"backbone.{item.name}", one, other))
+    for name, one, other in pairs:
         if isinstance(one, Tensor) and isinstance(other, Tensor):
             same = torch.equal(one, other)
         elif isinstance(one, Tensor) or isinstance(other, Tensor):
@@ -29,7 +31,7 @@ def spec_differences(first: DrafterSpec, second: DrafterSpec, *, ignore: Iterabl
         else:
             same = one == other
         if not same:
-            found.append(f"{item.name}: {_text(one)}, {_text(other)}")
+            found.append(f"{name}: {_text(one)}, {_text(other)}")
     return found
 
 

@@ -144,7 +144,7 @@ def _recycle(source: Source, fields: Fields, layout: str) -> str:
     if layout == "specforge":
         source.notes.append(
             "recycle post_norm: 'norm_output' is true; SpecForge before September 2026 trained the other way "
-            "(--set drafter.recycle=pre_norm), see --check"
+            "(--set METHOD.recycle=pre_norm), see --check"
         )
     else:
         source.notes.append("recycle post_norm: 'norm_output' is true (EAGLE-3.1)")

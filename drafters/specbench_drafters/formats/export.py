@@ -70,6 +70,8 @@ def _convert(
     if layout == "specbench":
         spec, tensors = compact(loaded, tables)
         return spec, tensors | own.map_tensor(spec), own.to_config(spec)
+    if "mask_embedding" in loaded.tensors:
+        raise CheckpointError(f"layout '{layout}' cannot express a mask embedding of its own, which this drafter has")
     if layout == "deepspec":
         to_deepspec.check(loaded)
     spec, tensors = completed(loaded, tables, layout=layout)
@@ -135,8 +137,17 @@ def completed(loaded: LoadedCheckpoint, tables: Tables | None, *, layout: str) -
     ):
         if kept == "target":
             tensors[name] = table.to(dtype).clone()
+    spec = _stated_positions(spec, tables)
     scale = to_deepspec.embed_scale(spec) if spec.embed_from == "target" else spec.embed_scale
     return replace(spec, embed_from="checkpoint", head_from="checkpoint", embed_scale=scale), tensors
+
+
+def _stated_positions(spec: DrafterSpec, tables: Tables) -> DrafterSpec:
+    """A drafter that names no longest position gets the target's: these layouts have to say one."""
+    limit = tables.config.get("max_position_embeddings")
+    if spec.backbone.max_position is not None or not isinstance(limit, int):
+        return spec
+    return replace(spec, backbone=replace(spec.backbone, max_position=limit))
 
 
 def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], spec: DrafterSpec) -> None:

@@ -107,4 +107,27 @@ def read_tensors(source: Source, reading: Reading) -> LoadedCheckpoint:
     )
 
 
-PLUGIN = load_checkpoint
+def reinterpret(loaded: LoadedCheckpoint, overrides: Mapping[str, Any]) -> LoadedCheckpoint:
+    """The same weights under another reading; a stored table that the reading does not use is left out.
+
+    Errors: UnknownNameError, ConfigError for a bad field; CheckpointError when the reading needs a table that is not
+    stored.
+    """
+    spec = apply_overrides(loaded.spec, parse_overrides(overrides))
+    tensors = dict(loaded.tensors)
+    for name, wanted in (("embed_tokens.weight", spec.embed_from), ("lm_head.weight", spec.head_from)):
+        if wanted == "target":
+            tensors.pop(name, None)
+        elif name not in tensors:
+            raise CheckpointError(f"{loaded.path}: '{name}' is not stored, so it cannot come from the checkpoint")
+    return replace(loaded, spec=spec, tensors=tensors)
+
+
+class Loader:
+    """What the referee reaches through the registry."""
+
+    load = staticmethod(load_checkpoint)
+    reinterpret = staticmethod(reinterpret)
+
+
+PLUGIN = Loader

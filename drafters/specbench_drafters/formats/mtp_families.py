@@ -30,7 +30,7 @@ class Family:
     note: str = ""
 
 
-_DISPUTED = "fed and recycled states are normed; sources disagree (--set drafter.recycle=pre_norm), see --check"
+_DISPUTED = "fed and recycled states are normed; sources disagree (--set METHOD.recycle=pre_norm), see --check"
 FAMILIES = {
     "deepseek_v3": Family("deepseek_v3", "deepseek_v3", zero_embedding_at_position_0=True, note=_DISPUTED),
     "glm4_moe": Family("glm4_moe", "glm4_moe", zero_embedding_at_position_0=True, note=_DISPUTED),

@@ -1,4 +1,4 @@
-"""A user's own reading of a checkpoint: ``--set drafter.FIELD=VALUE`` over what a loader decided."""
+"""A user's own reading of a checkpoint: ``--set METHOD.FIELD=VALUE`` over what a loader decided."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def parse_overrides(given: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     parsed = {}
     for name, value in (given or {}).items():
-        name = name.removeprefix("drafter.")
+        name = name.rpartition(".")[2]
         if name not in _PARSERS:
             raise unknown_name("drafter option", name, _PARSERS)
         parsed[name] = _PARSERS[name](name, value)

@@ -67,7 +67,7 @@ def _taps(source: Source, fields: Fields, *, default: bool) -> tuple[int, ...]:
         return eagle3_default(source, depth)
     raise source.error(
         f"config.json has no '{_LAYER_KEYS[0]}' (the target_layer_ids of this layout); "
-        "guessing it would only lower acceptance: add it, or --set drafter.taps=..."
+        "guessing it would only lower acceptance: add it, or --set METHOD.taps=..."
     )
 
 
@@ -123,7 +123,7 @@ def _slots(source: Source, fields: Fields, *, dspark: bool) -> tuple[int, int]:
     if dspark and not fields.has("sample_from_anchor"):
         source.notes.append(
             "slots are not shifted: 'sample_from_anchor' is absent, so the file predates the key "
-            "(--set drafter.slot_shift=1 for the other reading), see --check"
+            "(--set METHOD.slot_shift=1 for the other reading), see --check"
         )
     rows = fields.integer("block_size", default=None, minimum=2 - shift)
     if rows is None:

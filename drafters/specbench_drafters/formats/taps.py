@@ -32,7 +32,7 @@ def layer_output_ids(fields: Fields, key: str, *, source: Source, num_layers: in
         return checked(chosen, source=source, num_layers=num_layers)
     if not fields.has(key):
         raise source.error(
-            f"config.json has no '{key}'; guessing it would only lower acceptance: add it, or --set drafter.taps=..."
+            f"config.json has no '{key}'; guessing it would only lower acceptance: add it, or --set METHOD.taps=..."
         )
     ids = fields.ids(key)
     if min(ids) < -1:
@@ -56,13 +56,13 @@ def eagle3_default(source: Source, num_layers: int | None) -> tuple[int, ...]:
     if num_layers is None:
         raise source.error(
             "the checkpoint names no tapped layers and they depend on the target's depth: "
-            "pass the target (--target) or --set drafter.taps=2,18,33"
+            "pass the target (--target) or --set METHOD.taps=2,18,33"
         )
     found = (2, num_layers // 2, num_layers - 3)
     if not found[0] < found[1] < found[2]:
         raise source.error(
             f"the default taps {found} of a {num_layers}-layer target coincide (7 layers are needed): "
-            "--set drafter.taps=..."
+            "--set METHOD.taps=..."
         )
     source.notes.append(f"taps {found}: no key names them, so EAGLE-3's default 2, n//2, n-3 with n = {num_layers}")
     return found
@@ -91,5 +91,5 @@ def check_fc(source: Source, *, count: int, target_hidden: int, hidden: int) -> 
         return
     seen = f"fc.weight has shape {list(shape)}, expected [{hidden}, {count} x {target_hidden}]"
     if shape == (hidden, (count + 1) * target_hidden):
-        raise source.error(f"{seen}; one more tap would fit (a last layer left implicit?): --set drafter.taps=...")
+        raise source.error(f"{seen}; one more tap would fit (a last layer left implicit?): --set METHOD.taps=...")
     raise source.error(f"{seen}; the tapped layers or the target do not belong to this checkpoint")

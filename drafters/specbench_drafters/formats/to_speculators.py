@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import CheckpointError
+from specbench_drafters.formats.hf_layers import known
 from specbench_drafters.formats.record import DrafterSpec, DraftKind
 from specbench_drafters.formats.shapes import draft_vocab
 from specbench_drafters.formats.to_deepspec import layer_keys
@@ -76,8 +77,8 @@ def config(spec: DrafterSpec, *, target_name: str, dtype: str) -> dict[str, Any]
 def _layers(spec: DrafterSpec) -> dict[str, Any]:
     family = spec.backbone.family
     if spec.kind == DraftKind.MTP:
-        if not spec.layer_config:
-            raise CheckpointError(f"layout 'speculators' has no MTP layers of the {family} kind")
+        if not known(family):
+            raise CheckpointError(f"layout 'speculators' cannot state MTP layers of the {family} kind")
         return dict(spec.layer_config)
     if family not in ("qwen3", "llama"):
         raise CheckpointError(f"layout 'speculators' is written for Qwen3 and Llama layers, this drafter has {family}")

@@ -97,5 +97,5 @@ def mask_token(source: Source, fields: Fields) -> tuple[int, dict[str, Derived]]
         source.notes.append("the mask rows use the vector of mask_embedding.pt")
     chosen = source.overrides.get("mask_token_id", told)
     if chosen is None:
-        raise source.error("config.json has no 'mask_token_id'; add it, or --set drafter.mask_token_id=...")
+        raise source.error("config.json has no 'mask_token_id'; add it, or --set METHOD.mask_token_id=...")
     return int(chosen), ready
