@@ -1,5 +1,8 @@
 # `make demo` and `make test` each work alone on a fresh machine with Python 3.11 or newer, git and make.
-PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
+# The first interpreter that runs and is new enough; 3.11 is the one that was tested.
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -7,12 +10,12 @@ ARGS ?=
 # One torch thread: what runs here is many small steps, and two threads on few cores stall as soon as others work too.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test bench lint clean which-python
 .DELETE_ON_ERROR:
 
 # The tested versions, the project itself as an editable install, and the tools of the tests.
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	@$(PYTHON) -c '$(NEW_ENOUGH)' || \
 		{ echo "error: Python 3.11 or newer is needed, $(PYTHON) is older or absent; name one: make PYTHON=python3.12" >&2; exit 2; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
 		{ rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); } || \
@@ -37,6 +40,9 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+which-python:
+	@echo $(PYTHON)
 
 clean:
 	rm -rf $(VENV) build dist

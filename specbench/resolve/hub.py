@@ -7,6 +7,7 @@ minutes on a machine without network.
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import threading
@@ -59,8 +60,11 @@ def _endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
 
 
-def find_cached(name: str) -> HubModel | None:
-    """The cached snapshot of ``name``, if its config and all its weight files are there. No network is used."""
+def find_cached(name: str, *, code: bool = False) -> HubModel | None:
+    """The cached snapshot of ``name``, if its config, all its weight files and with ``code`` its modules are there.
+
+    No network is used.
+    """
     from huggingface_hub import try_to_load_from_cache
 
     repo, revision = split_id(name)
@@ -72,7 +76,19 @@ def find_cached(name: str) -> HubModel | None:
         weight_files(folder)
     except SpecbenchError:
         return None  # a download that never finished
+    if code and not _has_modules(folder):
+        return None  # fetched before its code was trusted
     return HubModel(folder, folder.name)
+
+
+def _has_modules(folder: Path) -> bool:
+    try:
+        named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("auto_map") or {}
+        classes = [name for name in named.values() if isinstance(name, str)]
+    except (OSError, ValueError, AttributeError):
+        return True  # a broken config is reported by whoever reads it
+    # "modeling_own.OwnModel" lies here; "owner/name--modeling_own.OwnModel" lies in another repository
+    return all((folder / f"{name.split('.')[0]}.py").is_file() for name in classes if "--" not in name)
 
 
 def why_unreachable(*, timeout_s: float = PROBE_S) -> str | None:
@@ -131,9 +147,7 @@ def fetch(name: str, *, code: bool, progress: Step) -> HubModel:
             folder.mkdir(parents=True, exist_ok=True)
             cache.check_space(folder, total, what=repo)
             with progress(f"Fetching {repo} from the model hub ({total / 1e9:.2f} GB, once)"):
-                path = snapshot_download(
-                    repo, revision=revision, allow_patterns=files, endpoint=_endpoint()
-                )
+                path = snapshot_download(repo, revision=revision, allow_patterns=files, endpoint=_endpoint())
     except (HubError, SpecbenchError):
         raise
     except GatedRepoError as error:

@@ -105,7 +105,7 @@ def resolve_target(
         name=name,
         path=found.path,
         source=found.source,
-        weights_sha256=hash_weights(found.path),
+        weights_sha256=hash_weights(found.path, progress=progress),
         tokenizer_sha256=hash_tokenizer(found.path),
         template_sha256=hash_template(found.path),
         config=config,
@@ -125,7 +125,7 @@ def resolve_drafter(
     try:
         found = _locate(name, search)
         config = _read_config(found.path)
-        weights = hash_weights(found.path)
+        weights = hash_weights(found.path, progress=progress)
     except TargetError as error:
         raise DrafterError(str(error)) from error
     settings = {key: value for key, value in config.items() if key not in VOLATILE_KEYS}
@@ -153,7 +153,7 @@ def _locate(name: str, search: _Search) -> _Located:
 
 
 def _locate_remote(repo: str, name: str, packaged: PackagedModel | None, search: _Search) -> _Located:
-    cached = hub.find_cached(repo)
+    cached = hub.find_cached(repo, code=search.trust_remote_code)
     if cached is not None:
         return _Located(cached.path, "hub", cached.revision)
     if packaged is not None and (ready := find_packaged(packaged)) is not None:

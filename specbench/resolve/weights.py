@@ -17,10 +17,12 @@ from typing import Any
 
 from specbench.errors import TargetError
 from specbench.resolve import cache
+from specbench.resolve.progress import Step, silent_step
 
 HASH_VERSION = 1
 CHUNK_BYTES = 1 << 22
 MAX_HEADER_BYTES = 100_000_000
+LARGE_BYTES = 1_000_000_000
 # what torch calls them -> what safetensors calls them, so that a .bin file and its twin agree
 TORCH_DTYPES = {
     "float64": "F64",
@@ -117,11 +119,12 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name: tensor.shape for file in files for name, tensor in read_header(file).items()}
 
 
-def hash_weights(path: Path) -> str:
+def hash_weights(path: Path, *, progress: Step = silent_step) -> str:
     """sha256 of the weights in a model folder (or one weight file), as 64 hex digits.
 
-    The result is remembered in the cache folder under the files' size, time of change and inode. Errors: TargetError
-    for absent or damaged weights; ``.bin`` files are read with ``weights_only`` and refused if that fails.
+    The result is remembered in the cache folder under the files' size, time of change and inode; ``progress`` is
+    entered where it has to be computed for more than a gigabyte. Errors: TargetError for absent or damaged weights;
+    ``.bin`` files are read with ``weights_only`` and refused if that fails.
     """
     path = Path(path)
     files = (path,) if path.is_file() else weight_files(path)
@@ -129,7 +132,10 @@ def hash_weights(path: Path) -> str:
     known = _recall(key)
     if known is not None:
         return known
-    digest = _hash_bin(files) if files[0].suffix != ".safetensors" else _hash_safetensors(files)
+    size = sum(file.stat().st_size for file in files)
+    step = progress if size > LARGE_BYTES else silent_step
+    with step(f"Hashing {size / 1e9:.1f} GB of weights (once)"):
+        digest = _hash_bin(files) if files[0].suffix != ".safetensors" else _hash_safetensors(files)
     _remember(key, digest)
     return digest
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import time
@@ -72,6 +73,20 @@ def test_a_cache_without_all_its_weights_is_not_used(repository: Path, monkeypat
         (found.path / "model.safetensors").unlink()
         assert hub.find_cached("org/model") is None
         assert resolve_target("org/model", progress=silent_step).weights_sha256 == found.weights_sha256
+
+
+def test_code_is_fetched_once_it_is_trusted(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.loads((repository / "config.json").read_text())
+    config |= {"model_type": "their-own", "auto_map": {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}}
+    (repository / "config.json").write_text(json.dumps(config))
+    with serve_hub({"org/model": repository}) as (address, _):
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        with pytest.raises(TargetError, match="brings its own model code"):
+            resolve_target("org/model", progress=silent_step)
+        assert hub.find_cached("org/model") is not None
+        found = resolve_target("org/model", progress=silent_step, trust_remote_code=True)
+        assert (found.path / "modeling_own.py").read_bytes() == b"never fetch this"
+    assert resolve_target("org/model", offline=True, trust_remote_code=True) == found
 
 
 def test_a_model_that_does_not_fit_the_disk_is_refused_before_the_download(

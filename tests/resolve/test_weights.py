@@ -175,3 +175,18 @@ def test_a_pickle_with_code_in_it_is_refused_and_not_run(home: Path, tmp_path: P
     with pytest.raises(TargetError, match="damaged or holds code"):
         hash_weights(tmp_path)
     assert not Path(f"{home}-bomb").exists()
+
+
+def test_a_long_hash_is_announced(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def step(text: str) -> contextlib.AbstractContextManager[None]:
+        said.append(text)
+        return contextlib.nullcontext()
+
+    small = hash_weights(llama, progress=step)
+    assert said == []
+    monkeypatch.setattr("specbench.resolve.weights.LARGE_BYTES", 10)
+    monkeypatch.setattr("specbench.resolve.weights._recall", lambda _: None)
+    assert hash_weights(llama, progress=step) == small
+    assert said == ["Hashing 0.0 GB of weights (once)"]
