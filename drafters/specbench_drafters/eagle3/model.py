@@ -64,7 +64,8 @@ class Eagle3Model(nn.Module):
         self.norm = RMSNorm(width, eps=eps, one_plus=one_plus)
         self.embed_tokens = nn.Embedding(spec.vocab_size, width) if spec.embed_from == "checkpoint" else None
         self.lm_head = nn.Linear(width, draft_vocab, bias=False) if spec.head_from == "checkpoint" else None
-        self.rotary = Rotary(shape, max_context=max_context, device=device)
+        with torch.device(device):  # weights may be built on the meta device; angles are computed now
+            self.rotary = Rotary(shape, max_context=max_context, device=device)
 
     def start(self, features: Tensor) -> Tensor:
         """Tapped states [N, T, D] combined to [N, T, d]."""

@@ -53,15 +53,9 @@ class Mtp(ChainDrafter):
         if "fed" in readings:
             own["fed"] = readings.pop("fed")
         refuse_recurrent(target)
-        folder = checkpoint or (Path(target.model_dir) if target.model_dir else None)
-        if folder is None:
-            raise DrafterError("mtp needs weights; name the folder of an MTP head with --drafter mtp=PATH")
-        loaded = load_checkpoint(folder, target_config=target.config, overrides=readings)
-        if checkpoint is None and loaded.spec.kind is not DraftKind.MTP:
-            raise DrafterError(
-                f"target '{target.name}' ships no MTP layers; name the folder of a head with --drafter mtp=PATH, or "
-                "use another method"
-            )
+        if checkpoint is None:
+            return cls.build(_of_target(target, readings), target=target, options=own)
+        loaded = load_checkpoint(checkpoint, target_config=target.config, overrides=readings)
         return cls.build(loaded, target=target, options=own)
 
     @classmethod
@@ -102,6 +96,17 @@ class Mtp(ChainDrafter):
 
 def _is_native(spec: DrafterSpec) -> bool:
     return spec.layout.startswith("native-mtp")
+
+
+def _of_target(target: TargetView, readings: Mapping[str, Any]) -> LoadedCheckpoint:
+    """The MTP layers in the target's own folder. Errors: DrafterError where there are none that can be used."""
+    hint = "name the folder of an MTP head with --drafter mtp=PATH, or use another method"
+    if not target.model_dir:
+        raise DrafterError(f"mtp needs weights and the folder of target '{target.name}' is not known; {hint}")
+    try:
+        return load_checkpoint(target.model_dir, target_config=target.config, overrides=readings)
+    except CheckpointError as error:
+        raise DrafterError(f"target '{target.name}' ships no MTP layers that can be used ({error}); {hint}") from error
 
 
 def _stack(loaded: LoadedCheckpoint, *, target: TargetView) -> LayerStack:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
@@ -84,7 +85,8 @@ class DenseLayers:
             ChainLayer(shape, index=i, one_plus=spec.one_plus_norm, output_bias=output_bias)
             for i in range(shape.num_layers)
         )
-        self._rotary = Rotary(shape, max_context=target.max_context, device=target.device)
+        with torch.device(target.device):  # weights may be built on the meta device; angles are computed now
+            self._rotary = Rotary(shape, max_context=target.max_context, device=target.device)
 
     def call(self, index: int, x: Tensor, positions: Tensor, *, attend: Attend, only: Tensor | None) -> Tensor:
         """See `LayerStack`."""
