@@ -238,7 +238,7 @@ def apply_sets(document: dict[str, Any], sets: Iterable[str]) -> None:
         key, equals, value = text.partition("=")
         path = [part.strip() for part in key.split(".")]
         if not equals or not all(path):
-            raise ConfigError(f"--set '{text}' is not KEY=VALUE; write for example --set ngram.max_window=4")
+            raise ConfigError(f"--set '{text}' is not KEY=VALUE; write for example --set ngram.max_ngram=4")
         if path[0] not in RunSpec.model_fields and len(path) > 1:
             path = ["options", path[0].replace("_", "-"), *path[1:]]
             named = {method.name for method in _listed(document)} | {BASELINE}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specbench.cell import Measurement
+from specbench.engine.control import noise_floor
 from specbench.engine.target import Target
 from specbench.metrics._all import compute_all
 from specbench.metrics.alarms import Alarm, find_alarms, prompt_alarms
@@ -17,6 +18,7 @@ Text = tuple[tuple[int, ...], tuple[int, ...]]
 
 FLOOR_REQUESTS = 4
 FLOOR_TOKENS = 64
+FLOOR_ROWS = 8  # the logits of a whole group are held at once
 """The noise floor is first measured on a few short texts. They can only give a smaller floor than all texts together,
 so a tie below it is a tie; before anything is called a failure, the floor of every control text is measured."""
 
@@ -60,15 +62,17 @@ def _verdict(cell: Measurement, control: Measurement, target: Target) -> tuple[L
 def _with_floor(
     cell: Measurement, control: Measurement, target: Target, texts: Sequence[Text]
 ) -> tuple[Losslessness, str | None]:
-    if not texts:
+    """The verdict with the noise floor of ``texts``, batched in groups as large as the run's own batches."""
+    rows, gamma = min(cell.trace.concurrency, FLOOR_ROWS), cell.trace.draft_length
+    groups = [texts[start : start + rows] for start in range(0, len(texts), rows)]
+    controls = [noise_floor(target, group, gamma=gamma) for group in groups]
+    positions = sum(control.positions for control in controls)
+    if positions == 0:
         return verdict(cell.trace, control.trace, noise_floor=None), None
-    from specbench.engine.control import noise_floor
-
-    floor = noise_floor(target, list(texts), cell.trace.draft_length)
-    tokens = sum(len(output) for _, output in texts)
+    floor = max(control.noise_floor for control in controls)
     return (
         verdict(cell.trace, control.trace, noise_floor=floor),
-        f"noise floor {floor:.3g} logits, from {tokens} tokens of {len(texts)} control texts",
+        f"noise floor {floor:.3g} logits, from {positions} positions of {len(texts)} control texts",
     )
 
 

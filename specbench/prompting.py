@@ -186,10 +186,6 @@ class PromptSet:
         if room < 1:
             raise CapacityError(_too_long(prompt.task, prompt.id, turn, len(ids), limits.max_context))
         name = f"{prompt.task}/{prompt.id}/{turn}"
-        if (
-            turn
-        ):  # a later prompt holds the arm's own answers: requests of two arms are paired only where it is the same
-            name += f"@{digest(_ids_bytes(ids))[:8]}"
         if room < limits.max_new_tokens:
             self.shortened.add(name)
         return Request(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specbench import provenance
 from specbench.cell import Measurement, PlannedCell
-from specbench.errors import SpecbenchError
+from specbench.errors import RecordError, SpecbenchError
 from specbench.judging import Judgement
 from specbench.metrics import METRICS_VERSION
 from specbench.metrics._identities import check_identities
@@ -58,14 +59,22 @@ class Recorder:
         )
         return record, data
 
-    def failed(self, cell: PlannedCell, error: Exception, *, started_s: float) -> Record:
-        """The record of a cell that has no result."""
-        return schema.build(
-            **self._common(cell, started_s=started_s, memory={}),
+    def failed(
+        self, cell: PlannedCell, error: Exception, *, started_s: float, measured: Measurement | None = None
+    ) -> tuple[Record, bytes | None]:
+        """The record of a cell that has no result; its rounds where it was measured before it failed."""
+        data, described = None, None
+        if measured is not None:
+            with suppress(RecordError):  # an inconsistent trace is not written
+                data, described = store.encode_rounds(measured.trace, check=check_identities)
+        record = schema.build(
+            **self._common(cell, started_s=started_s, memory=measured.memory if measured is not None else {}),
             status=str(Status.FAILED),
             notes=list(self.session.notes),
+            rounds=described,
             error=Failure(kind=type(error).__name__, message=one_line(error), where=_where(error)),
         )
+        return record, data
 
     def write(self, record: Record, data: bytes | None = None) -> Path:
         """Write the record, and its rounds beside it. Errors: RecordError."""

@@ -154,23 +154,29 @@ class _Run:
         """Measure, judge and write one cell; a failure becomes a record of it, and the run goes on."""
         cell, started_s = self._cells[index], time.time()
         is_control = cell.spec.method == BASELINE
+        measured: Measurement | None = None
         try:
             measured = measure_cell(self._session, cell, stop=stop, on_progress=self._follow(index))
             judged = judge(measured, control=None if is_control else self._control, target=self._session.target)
             control_id = None if is_control else self._control_id
             record, data = self._recorder.finished(cell, measured, judged, started_s=started_s, baseline=control_id)
         except Exception as error:  # whatever a plugin raises ends its own cell only
-            return self._failed(cell, error, started_s=started_s)
+            return self._failed(cell, error, started_s=started_s, measured=measured)
         self._tokens += sum(len(request.output_ids) for request in measured.trace.requests if not request.warmup)
         result = self._write(cell, record, data)
         if is_control and result.path is not None:
             self._control, self._control_id = measured, record.run_id
         return result
 
-    def _failed(self, cell: PlannedCell, error: Exception, *, started_s: float) -> CellResult:
-        record = self._recorder.failed(cell, error, started_s=started_s)
-        by_user = isinstance(error, SpecbenchError)
-        return replace(self._write(cell, record), error=f"{cell.label} failed: {one_line(error)}", user_fault=by_user)
+    def _failed(
+        self, cell: PlannedCell, error: Exception, *, started_s: float, measured: Measurement | None
+    ) -> CellResult:
+        record, data = self._recorder.failed(cell, error, started_s=started_s, measured=measured)
+        written = self._write(cell, record, data)
+        if written.error is not None:
+            return written
+        text = f"{cell.label} failed: {one_line(error)}"
+        return replace(written, error=text, user_fault=isinstance(error, SpecbenchError))
 
     def _write(self, cell: PlannedCell, record: Record, data: bytes | None = None) -> CellResult:
         try:

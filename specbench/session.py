@@ -78,7 +78,9 @@ def open_session(spec: RunSpec, *, step: Step = silent_step) -> Session:
         threads = spec.threads or provenance.default_threads(busy=busy is not None)
         _set_threads(threads)
         before = resident_bytes()
-        with step(f"loading {spec.target} ({spec.dtype}, {device})"):
+        with step(
+            f"loading {resolved.path.name if resolved.source == 'folder' else spec.target} ({spec.dtype}, {device})"
+        ):
             target = Target.load(
                 resolved.path, dtype=spec.dtype, device=device, trust_remote_code=spec.trust_remote_code
             )
