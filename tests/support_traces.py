@@ -269,13 +269,13 @@ def round_specs(draw: st.DrawFn, *, gamma: int, last: bool, sampled: bool) -> Ro
 
 
 @st.composite
-def traces(draw: st.DrawFn) -> RunTrace:
+def traces(draw: st.DrawFn, *, min_requests: int = 0, min_rounds: int = 0) -> RunTrace:
     """Valid traces of a few requests that share steps, some of them warm-up or failed."""
     gamma = draw(st.integers(0, 4))
     sampled = draw(st.booleans())
     made = []
-    for number in range(draw(st.integers(0, 4))):
-        count = draw(st.integers(0, 5))
+    for number in range(draw(st.integers(min_requests, 4))):
+        count = draw(st.integers(min_rounds, 5))
         specs = [draw(round_specs(gamma=gamma, last=i == count - 1, sampled=sampled)) for i in range(count)]
         arrival = draw(st.floats(0, 5))
         made.append(

@@ -30,7 +30,7 @@ def check_identities(trace: RunTrace) -> None:
     _check_steps(trace.steps)
     by_request: dict[str, list[RoundTrace]] = defaultdict(list)
     for entry in trace.rounds:
-        where = f"request '{entry.request}' round {entry.round}"
+        where = f"request {entry.request!r} round {entry.round}"
         if entry.request not in requests:
             raise _fail(where, "its request is in the trace", "none")
         _check_counts(entry, where, trace.draft_length)
@@ -51,7 +51,7 @@ def _unique(requests: Sequence[RequestTrace]) -> dict[str, RequestTrace]:
     found: dict[str, RequestTrace] = {}
     for request in requests:
         if request.id in found:
-            raise _fail(f"request '{request.id}'", "its id is unique in the run", "a second one")
+            raise _fail(f"request {request.id!r}", "its id is unique in the run", "a second one")
         found[request.id] = request
     return found
 
@@ -118,7 +118,7 @@ def _check_lists(entry: RoundTrace, where: str) -> None:
 
 
 def _check_sequence(request: RequestTrace, entries: Sequence[RoundTrace]) -> None:
-    where = f"request '{request.id}'"
+    where = f"request {request.id!r}"
     numbers = [entry.round for entry in entries]
     if numbers != list(range(len(entries))):
         raise _fail(where, f"its rounds are numbered 0..{len(entries) - 1} in order", numbers[:8])
@@ -134,7 +134,7 @@ def _check_sequence(request: RequestTrace, entries: Sequence[RoundTrace]) -> Non
 
 def _check_output(request: RequestTrace, entries: Sequence[RoundTrace]) -> None:
     """first_token + sum committed = output tokens, and the output is what was committed."""
-    where = f"request '{request.id}'"
+    where = f"request {request.id!r}"
     if request.first_token not in (0, 1):
         raise _fail(where, "the prefill emits 0 or 1 tokens", request.first_token)
     total = request.first_token + sum(entry.committed for entry in entries)
@@ -148,7 +148,7 @@ def _check_output(request: RequestTrace, entries: Sequence[RoundTrace]) -> None:
 
 
 def _check_stop(request: RequestTrace, entries: Sequence[RoundTrace]) -> None:
-    where = f"request '{request.id}'"
+    where = f"request {request.id!r}"
     for entry in entries[:-1]:
         if entry.stop_reason is not None:
             raise _fail(f"{where} round {entry.round}", "only the last round stops a request", entry.stop_reason)
@@ -167,7 +167,7 @@ def _ordered(values: Iterable[float | None]) -> bool:
 
 
 def _check_times(request: RequestTrace, rounds: int) -> None:
-    where = f"request '{request.id}'"
+    where = f"request {request.id!r}"
     if len(request.token_times_s) != request.first_token + rounds:
         wanted = f"a time for each of {request.first_token + rounds} emissions"
         raise _fail(where, wanted, len(request.token_times_s))

@@ -68,7 +68,7 @@ def prompt_alarms(prompts: Mapping[str, Sequence[int]]) -> list[Alarm]:
         alarms.append(
             Alarm(
                 "low-diversity-prompts",
-                f"{len(looping)} of {len(prompts)} prompts repeat one passage over and over, first '{looping[0]}': "
+                f"{len(looping)} of {len(prompts)} prompts repeat one passage over and over, first {looping[0]!r}: "
                 "drafters look better on them than on real text",
             )
         )

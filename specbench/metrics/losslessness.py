@@ -132,7 +132,7 @@ def greedy_verdict(method: RunTrace, control: RunTrace, *, noise_floor: float) -
         gap = "not recorded" if first.gap is None else f"{first.gap:.3g}"
         outcome = Outcome.FAIL
         reason = (
-            f"{len(wrong)} of {len(pairs)} texts differ, first '{first.request}' at output token {first.position}: "
+            f"{len(wrong)} of {len(pairs)} texts differ, first {first.request!r} at output token {first.position}: "
             f"gap {gap}, noise floor {noise_floor:.3g}"
         )
     elif thin is not None:
@@ -142,7 +142,7 @@ def greedy_verdict(method: RunTrace, control: RunTrace, *, noise_floor: float) -
         reason = f"{share or 0.0:.0%} of the tokens could be compared before a tie, {MIN_COMPARED:.0%} are needed"
     else:
         outcome = Outcome.PASS
-        ties = ", ".join(f"tie in '{d.request}' at {d.position}, gap {d.gap:.3g}" for d in differences)
+        ties = ", ".join(f"tie in {d.request!r} at {d.position}, gap {d.gap:.3g}" for d in differences)
         reason = f"{len(pairs)} texts equal plain decoding"
         if ties:
             reason += f" up to {len(differences)} ties: {ties}"
