@@ -215,7 +215,7 @@ def _torch_tensors(file: Path) -> dict[str, Tensor]:
     try:
         found = _torch_load(file)
     except _TORCH_ERRORS as error:
-        if "weights_only" in str(error) or "Unsupported global" in str(error):
+        if "Unsupported global" in str(error) or "Unsupported class" in str(error):
             raise CheckpointError(f"{file}: holds pickled code, which is never run; save it as safetensors") from error
         raise _damaged(file, error) from error
     for key in ("state_dict", "model"):
