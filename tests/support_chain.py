@@ -50,6 +50,15 @@ class Drill:
         row.computed = length
         self.rows.append(row)
 
+    def join_together(self, slots: list[int], lengths: list[int]) -> None:
+        """Several new requests whose whole prompts are prefilled in one ragged step."""
+        joined = [_Row(s, [self.random.randrange(self.vocab) for _ in range(n + 1)], n) for s, n in zip(slots, lengths)]
+        nothing = make_rows(slots, [0] * len(slots), [row.tokens[-1] for row in joined])
+        self.drafter.begin(nothing)
+        parts = [(row.tokens[:-1], 0, self.features(row.tokens[:-1]), row.tokens[-1]) for row in joined]
+        self.drafter.prefill(nothing, make_features(parts))
+        self.rows += joined
+
     def leave(self, slot: int) -> None:
         """The request in ``slot`` ends."""
         self.rows = [row for row in self.rows if row.slot != slot]

@@ -190,6 +190,20 @@ def test_variant_equals_plain_recomputation(name: str, tmp_path: Path) -> None:
     drill.play()
 
 
+@pytest.mark.parametrize("name", ["reduced_vocabulary", "two_layers"])
+def test_long_and_short_prompts_in_one_step(name: str, tmp_path: Path) -> None:
+    """Rows beyond the padding limit are attended on their own; slots are neither ordered nor dense."""
+    model = tiny_model("llama", scale=1.0, num_hidden_layers=4)
+    drafter, plain = build(tmp_path, VARIANTS[name], model=model)
+    drill = Drill(
+        drafter, features=lambda ids: target_features(ids, (1, 2, 3), model=model), oracle=plain.logits, vocab=VOCAB
+    )
+    drill.join_together([6, 1, 4, 2], [70, 3, 90, 12])
+    drill.round([3, 2, 0, 4])
+    drill.round([2, 2, 2, 2])
+    assert drill.worst < 1e-4
+
+
 @pytest.mark.parametrize("name", ["norm_per_tap_and_normed_recycling", "normed_residual"])
 def test_the_oracle_notices_a_wrong_reading(name: str, tmp_path: Path) -> None:
     """The comparison has teeth: the other reading of the same weights does not pass."""

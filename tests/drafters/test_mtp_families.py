@@ -29,6 +29,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
 
+from specbench.drafting.ttt import mtp_loss, mtp_weights, unroll
 from specbench.engine.target import Target
 
 VOCAB, WIDTH, LAYERS = SMALL["vocab_size"], SMALL["hidden_size"], SMALL["num_hidden_layers"]
@@ -261,6 +262,33 @@ def test_family_equals_plain_recomputation(name: str, tmp_path: Path) -> None:
     Drill(drafter, features=published.features, oracle=published.logits, vocab=VOCAB).play()
 
 
+@pytest.mark.parametrize("name", ["deepseek_v3", "qwen3_5", "mimo"])
+def test_training_unrolls_what_drafting_computes(name: str, tmp_path: Path) -> None:
+    published = Published(name)
+    model = Mtp.load(published.save(tmp_path), target=view_of(published.model), options={}).model
+    tokens = torch.randint(0, VOCAB, (2, 14), generator=torch.Generator().manual_seed(3))
+    features = torch.stack([published.features(row) for row in tokens.tolist()])
+    steps = [model.logits(normed) for _, normed in unroll(model, features=features, token_ids=tokens, steps=3)]
+    for row, index in ((0, 0), (0, 9), (1, 6)):
+        ids = tokens[row].tolist()
+        wanted = published.logits(ids[: index + 2], features[row, : index + 1], ids[index + 2 : index + 4])
+        for step in range(3):
+            torch.testing.assert_close(steps[step][row, index], wanted[step], atol=1e-4, rtol=0)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    whole = torch.ones_like(tokens)
+    loss = mtp_loss(
+        model,
+        features=features,
+        token_ids=tokens,
+        loss_mask=whole,
+        lengths=torch.tensor([14, 14]),
+        weights=mtp_weights(3),
+    )
+    loss.total.backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
 def test_keys_and_values_of_latent_attention_differ_in_width(tmp_path: Path) -> None:
     published = Published("deepseek_v3")
     drafter = Mtp.load(published.save(tmp_path), target=view_of(published.model), options={})
@@ -315,3 +343,17 @@ def test_through_the_engine(name: str, tmp_path: Path) -> None:
             [(r.draft_ids, r.accepted) for r in trace.rounds if r.request == served.id] for trace in (batched, alone)
         ]
         assert rounds[0] == rounds[1]
+
+
+def test_bfloat16_keeps_the_router_in_float32(tmp_path: Path) -> None:
+    published = Published("deepseek_v3")
+    folder = published.save(tmp_path)
+    target = Target.load(folder, dtype="bfloat16")
+    drafter = Mtp.load(None, target=target.view(max_rows=2, max_context=64), options={})
+    types = {name: tensor.dtype for name, tensor in drafter.model.state_dict().items()}
+    assert types.pop("layers.0.mlp.gate.e_score_correction_bias") == torch.float32
+    assert types["layers.0.self_attn.o_proj.weight"] == torch.bfloat16
+    requests = [request(n, p, max_new_tokens=9) for n, p in enumerate(prompts(2, longest=9))]
+    trace = serve(target, drafter, requests, k=2, rows=2, max_context=64)
+    assert all(len(r.output_ids) == 9 for r in trace.requests)
+    assert all(r.drafted for r in trace.rounds[:2])

@@ -137,7 +137,7 @@ def test_reduced_vocabulary_renormalises_and_skips_what_it_cannot_name() -> None
                 continue
             truth = torch.softmax(teacher, -1)[ids]
             truth = truth / truth.sum()
-            total -= float((truth * torch.log_softmax(drafter.logits(normed[n, t]), -1)).sum())
+            total -= (truth * torch.log_softmax(drafter.logits(normed[n, t]), -1)).sum().item()
             judged += 1
         assert int(found.judged[step]) == judged < 31
         assert float(found.steps[step]) == pytest.approx(total / 72, abs=1e-5)
