@@ -180,8 +180,6 @@ def _planned_bytes(session: Session, contestant: Contestant, engine: Engine) -> 
 def _notes(session: Session, outcome: Outcome, warned: list[str]) -> tuple[str, ...]:
     """What a reader of the record must know beside its numbers."""
     notes = [*session.notes, *session.prompts.renderer.notes, *warned]
-    if session.busy is not None:
-        notes.append(session.busy)
     if session.prompts.shortened:
         notes.append(f"{len(session.prompts.shortened)} requests were given only the room left in the context")
     notes += [f"turn {s.turn + 1} of {s.task}/{s.prompt} was not run: {s.reason}" for s in outcome.skipped]

@@ -39,6 +39,12 @@ class Recorder:
         """Looks at code and machine once."""
         return cls(session, command, provenance.collect(device=session.device, threads=session.threads))
 
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should hear before the numbers: that others take the machine's cores."""
+        busy = self.machine["load"].get("busy")
+        return [str(busy)] if busy is not None else []
+
     def finished(
         self, cell: PlannedCell, measured: Measurement, judged: Judgement, *, started_s: float, baseline: str | None
     ) -> tuple[Record, bytes]:
@@ -53,7 +59,7 @@ class Recorder:
             alarms=[AlarmRow(name=alarm.name, message=alarm.message) for alarm in judged.alarms],
             samples=self._samples(measured),
             counts=_counts(measured),
-            notes=[*measured.notes, *judged.notes],
+            notes=[*measured.notes, *judged.notes, *self.warnings],
             rounds=described,
             baseline=baseline,
         )
@@ -70,7 +76,7 @@ class Recorder:
         record = schema.build(
             **self._common(cell, started_s=started_s, memory=measured.memory if measured is not None else {}),
             status=str(Status.FAILED),
-            notes=list(self.session.notes),
+            notes=[*self.session.notes, *self.warnings],
             rounds=described,
             error=Failure(kind=type(error).__name__, message=one_line(error), where=_where(error)),
         )

@@ -58,6 +58,7 @@ class RunSummary:
     interrupted: bool
     table: Path
     table_trouble: str | None  # why the table is missing or incomplete
+    warnings: tuple[str, ...]  # what was said before the numbers
 
     @property
     def exit_code(self) -> int:
@@ -98,6 +99,7 @@ def run_cells(
     *,
     on_progress: OnProgress | None = None,
     on_result: OnResult | None = None,
+    on_warning: Callable[[str], None] = lambda text: None,
     step: Step = silent_step,
     command: Sequence[str] = (),
 ) -> RunSummary:
@@ -111,7 +113,10 @@ def run_cells(
     session = open_session(spec, step=step)
     cells = [plan_cell(session, method, step=step) for method in spec.cells()]
     _check_distinct(cells)
-    run = _Run(session, cells, Recorder.of(session, command=command), on_progress)
+    recorder = Recorder.of(session, command=command)
+    for warning in recorder.warnings:
+        on_warning(warning)
+    run = _Run(session, cells, recorder, on_progress)
     results: list[CellResult] = []
     with StopSignal() as stop:
         for index in range(len(cells)):
@@ -124,7 +129,9 @@ def run_cells(
                 break
     left_out = tuple(cell.label for cell in cells[len(results) :])
     interrupted = stop.raised and (bool(left_out) or results[-1].record.status == "interrupted")
-    return RunSummary(tuple(results), left_out, interrupted, spec.out / TABLE, _write_table(spec))
+    return RunSummary(
+        tuple(results), left_out, interrupted, spec.out / TABLE, _write_table(spec), tuple(recorder.warnings)
+    )
 
 
 def _check_distinct(cells: list[PlannedCell]) -> None:

@@ -36,7 +36,6 @@ class Session:
     limits: Limits
     device: str
     threads: int
-    busy: str | None  # a warning where other processes take the machine's cores
     notes: tuple[str, ...]
     rss_before_bytes: int  # resident memory before the target was loaded
 
@@ -74,9 +73,9 @@ def open_session(spec: RunSpec, *, step: Step = silent_step) -> Session:
         stated = _stated_context(resolved.config)
         if stated is not None:
             prompts.check_fits(context_limit=stated)
-        busy = provenance.machine_busy()
-        threads = spec.threads or provenance.default_threads(busy=busy is not None)
+        threads = spec.threads or provenance.default_threads()
         _set_threads(threads)
+        _quiet_loading()
         before = resident_bytes()
         with step(
             f"loading {resolved.path.name if resolved.source == 'folder' else spec.target} ({spec.dtype}, {device})"
@@ -94,7 +93,6 @@ def open_session(spec: RunSpec, *, step: Step = silent_step) -> Session:
         limits=_limits(spec, prompts, target),
         device=device,
         threads=threads,
-        busy=busy,
         notes=tuple(dict.fromkeys(notes)),
         rss_before_bytes=before,
     )
@@ -150,6 +148,12 @@ def _set_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+
+
+def _quiet_loading() -> None:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # the step says what is being loaded
 
 
 def _limits(spec: RunSpec, prompts: PromptSet, target: Target) -> Limits:

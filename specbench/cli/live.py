@@ -58,6 +58,10 @@ class LiveProgress:
         text = f"{event.label} (cell {event.cell + 1} of {event.cells})"
         self._bar.update(self._task, completed=event.done_turns, description=text, speed=speed)
 
+    def warn(self, text: str) -> None:
+        """Something that the user should know before the numbers come."""
+        self._console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
+
     def finished(self, result: Any) -> None:
         """A cell has ended (a `specbench.runner.CellResult`): one line of it, above the bar."""
         tau, speed = result.record.find("tau"), result.record.find("decode_tokens_per_s")

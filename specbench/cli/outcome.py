@@ -7,14 +7,14 @@ from typing import Any
 
 from rich.console import Console
 
+PLAIN_WIDTH = 120  # of the table in a file or pipe, which has no width of its own
+
 
 def print_outcome(summary: Any) -> int:
     """Print a `specbench.runner.RunSummary`; the exit code."""
     from specbench.report import tables
 
-    console = Console()
-    if console.width < tables_width:
-        console = Console(width=tables_width)
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     records = [result.record for result in summary.results]
     if any(record.estimates for record in records):
         console.print(tables.summary(records))
@@ -26,7 +26,7 @@ def print_outcome(summary: Any) -> int:
     else:
         _complain(f"warning: {summary.table_trouble}")
     notes = dict.fromkeys(note for record in records for note in record.notes)
-    for note in notes:
+    for note in (note for note in notes if note not in summary.warnings):
         console.print(f"note: {note}", style="dim", markup=False, highlight=False, soft_wrap=True)
     if summary.interrupted:
         rest = f"; not measured: {', '.join(summary.left_out)}" if summary.left_out else ""
@@ -35,9 +35,6 @@ def print_outcome(summary: Any) -> int:
         if result.error is not None:
             _complain(f"error: {result.error}")
     return int(summary.exit_code)
-
-
-tables_width = 120  # the closing table is not folded where a terminal does not say how wide it is
 
 
 def _complain(text: str) -> None:

@@ -68,7 +68,14 @@ def _measure(spec: Any) -> int:
     command = ["specbench", *sys.argv[1:]]
     try:
         with live:
-            summary = run_cells(spec, on_progress=live.update, step=live.step, on_result=live.finished, command=command)
+            summary = run_cells(
+                spec,
+                on_progress=live.update,
+                on_result=live.finished,
+                on_warning=live.warn,
+                step=live.step,
+                command=command,
+            )
     except KeyboardInterrupt:
         typer.echo("interrupted before anything was measured: no record was written", err=True)
         return 130

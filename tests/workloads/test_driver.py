@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from specbench.backends.scripted import Script, ScriptedBackend, scripted_token
 from specbench.errors import CapacityError
+from specbench.metrics._all import compute_all
+from specbench.metrics._identities import check_identities
 from specbench.types import Prompt, Request, Sampling, Status
 from specbench.workloads.closed import closed_loop
 from specbench.workloads.driver import drive
@@ -126,6 +128,14 @@ def test_scripted_times_by_hand():
     assert (d.status, d.finish_s) == (Status.FAILED, 13.0)
     assert trace.wall_s == 13.0
     assert sum(s.total_s for s in trace.steps) == 13.0
+    check_identities(trace)
+    means = {e.metric: e.value for e in compute_all(trace) if e.scope == (("stat", "mean"),)}
+    assert means["queue"] == 0.0
+    assert means["ttft"] == (4.0 + 3.0) / 2
+    assert means["tpot"] == ((10.0 - 6.0) / 4 + (13.0 - 9.0) / 4) / 2
+    assert means["e2e"] == (8.0 + 7.0) / 2
+    failed = next(e for e in compute_all(trace) if e.metric == "failed_share")
+    assert (failed.value, failed.n) == (0.5, 4)
 
 
 def test_turns_after_a_failure_are_reported_not_lost():
@@ -186,6 +196,7 @@ def test_identities_hold_on_any_script(turns, users, rows, gamma, new, accepts, 
     )  # fmt: skip
     outcome, _ = run(script, prompts, users=users, builder=Builder(new=new))
     trace = outcome.trace
+    check_identities(trace)
     assert len(trace.requests) == sum(turns)
     for record in trace.requests:
         rounds = [r for r in trace.rounds if r.request == record.id]
