@@ -13,7 +13,8 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test bench lint clean which-python
 .DELETE_ON_ERROR:
 
-# The tested versions, the project itself as an editable install, and the tools of the tests.
+# The tested versions, the project as an editable install, the tools of the tests. Bytecode is left to the first import:
+# compiling every module of every package takes longer than unpacking them.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(NEW_ENOUGH)' || \
 		{ echo "error: Python 3.11 or newer is needed, $(PYTHON) is older or absent; name one: make PYTHON=python3.12" >&2; exit 2; }
@@ -21,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 		{ rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); } || \
 		{ echo "error: $(PYTHON) cannot make a virtual environment; install its venv module (Debian: python3-venv)" >&2; exit 2; }
 	@echo "Installing into $(VENV) (once)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # The main job on the demo model: prompt lookup against plain decoding.
