@@ -25,7 +25,8 @@ RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # NaN stays NaN when dumped, so that hashing can refuse it instead of writing null
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class Identity(_Strict):
@@ -204,7 +205,8 @@ def build(**fields: Any) -> Record:
         plain = draft.model_dump(mode="json")
     except PydanticSerializationError as error:
         raise RecordError(f"a record holds only JSON values, seen {error}; convert it before writing") from error
-    document = json.loads(canonical(plain).decode("utf-8", errors="surrogatepass"))  # as a reader will find it
+    canonical(plain)  # refuses what JSON cannot hold
+    document = json.loads(json.dumps(plain))  # as a reader will find it: keys as text, tuples as lists
     return _validate({**document, "run_id": content_id(document)}, where="the new record")
 
 

@@ -92,20 +92,25 @@ def verify_record(folder: Path, run_id: str) -> list[str]:
 
 
 def _estimate_differences(record: Record, computed: list[Estimate]) -> list[str]:
-    stated = {(row.metric, tuple(row.scope.items())): row.estimate() for row in record.estimates}
-    again = {(estimate.metric, estimate.scope): estimate for estimate in computed}
-    found = [f"{_name(*key)}: not in the record" for key in again if key not in stated]
+    stated = {_key(row.estimate()): row.estimate() for row in record.estimates}
+    again = {_key(estimate): estimate for estimate in computed}
+    found = [f"{_name(new)}: not in the record" for key, new in again.items() if key not in stated]
     for key, old in stated.items():
-        new = again.get(key)
-        if new is None:
-            found.append(f"{_name(*key)}: in the record, but its rounds have no data for it")
-        elif not _agree(old, new):
-            found.append(f"{_name(*key)}: {_shown(old)} in the record, {_shown(new)} from the rounds")
+        new_one = again.get(key)
+        if new_one is None:
+            found.append(f"{_name(old)}: in the record, but its rounds have no data for it")
+        elif not _agree(old, new_one):
+            found.append(f"{_name(old)}: {_shown(old)} in the record, {_shown(new_one)} from the rounds")
     return found
 
 
-def _name(metric: str, scope: tuple[tuple[str, str], ...]) -> str:
-    return metric + (f"[{', '.join(f'{name}={value}' for name, value in scope)}]" if scope else "")
+def _key(estimate: Estimate) -> tuple[str, frozenset[tuple[str, str]]]:
+    return estimate.metric, frozenset(estimate.scope)
+
+
+def _name(estimate: Estimate) -> str:
+    scope = ", ".join(f"{name}={value}" for name, value in estimate.scope)
+    return f"{estimate.metric}[{scope}]" if scope else estimate.metric
 
 
 def _close(one: float | None, other: float | None) -> bool:

@@ -55,10 +55,8 @@ def histogram(record: Record) -> str:
 
 def domains(records: Sequence[Record]) -> list[str]:
     """Domains that any of the records has a tau for, in alphabetical order."""
-    names = {
-        row.scope["domain"] for r in records for row in r.estimates if row.metric == "tau" and "domain" in row.scope
-    }
-    return sorted(names)
+    taus = [row for record in records for row in record.estimates if row.metric == "tau"]
+    return sorted({row.scope["domain"] for row in taus if "domain" in row.scope})
 
 
 def summary(records: Sequence[Record], *, with_histogram: bool = False) -> RenderableType:
@@ -155,7 +153,9 @@ def _facts(pairs: Sequence[tuple[str, object]]) -> Table:
 def _header(record: Record) -> RenderableType:
     provenance = record.provenance
     drafter = record.drafter
-    revision = f"{provenance.get('git_sha', 'unknown')}{' (uncommitted changes)' if provenance.get('git_dirty') is True else ''}"
+    revision = str(provenance.get("git_sha", "unknown"))
+    if provenance.get("git_dirty") is True:
+        revision += " (uncommitted changes)"
     pairs: list[tuple[str, object]] = [
         ("method", method_label(record)),
         ("target", f"{record.target.name}  {record.target.sha256[:12]}  ({record.target.source})"),

@@ -148,13 +148,13 @@ def test_without_a_noise_floor_nothing_is_a_tie() -> None:
 # ------------------------------------------------------------------------------------------------- sampled
 
 SHARES = np.array([0.6, 0.4])  # two tokens need the fewest samples for 99 % power
+COUNT = 42_000
 
 
-def drawn(count: int, seed: int, *, bias: float = 0.0, drafts: int = 1) -> RunTrace:
-    """Requests of two tokens; the second, which is speculated, has ``bias`` moved from one token to the other."""
+def drawn(count: int, seed: int, *, drafts: int = 1) -> RunTrace:
+    """Requests of two tokens drawn from SHARES; the second is speculated."""
     generator = np.random.default_rng(seed)
-    first = generator.choice(2, size=count, p=SHARES).tolist()
-    second = generator.choice(2, size=count, p=SHARES + np.array([-bias, bias])).tolist()
+    first, second = (generator.choice(2, size=count, p=SHARES).tolist() for _ in range(2))
     entry = Round(1, verified=1, committed=1, stop="length") if drafts else Round(0, verified=0)
     made = [
         make_request([entry], id=f"r{i}", tokens=[10 + a, 10 + b], first_step=1 + i)
@@ -163,21 +163,34 @@ def drawn(count: int, seed: int, *, bias: float = 0.0, drafts: int = 1) -> RunTr
     return make_trace(made, draft_length=drafts, temperature=1.0)
 
 
+def biased(trace: RunTrace, share: float) -> RunTrace:
+    """The same run with ``share`` of all second tokens turned from the first token into the other."""
+    turned = [r.id for r in trace.requests if r.output_ids[1] == 10][: round(share * len(trace.requests))]
+    wrong = set(turned)
+    requests = [replace(r, output_ids=(r.output_ids[0], 11)) if r.id in wrong else r for r in trace.requests]
+    return replace(trace, requests=tuple(requests))
+
+
 @pytest.fixture(scope="module")
 def plain() -> RunTrace:
-    return drawn(42_000, 1, drafts=0)
+    return drawn(COUNT, 1, drafts=0)
 
 
-def test_equal_distributions_pass_with_enough_samples(plain: RunTrace) -> None:
-    found = sampled_verdict(drawn(42_000, 2), plain)
+@pytest.fixture(scope="module")
+def speculated() -> RunTrace:
+    return drawn(COUNT, 2)
+
+
+def test_equal_distributions_pass_with_enough_samples(plain: RunTrace, speculated: RunTrace) -> None:
+    found = sampled_verdict(speculated, plain)
     assert found.outcome is Outcome.PASS, found.reason
     assert found.power is not None
     assert found.power >= 0.99
-    assert found.samples == ((2, 42_000, 42_000),)
+    assert found.samples == ((2, COUNT, COUNT),)
 
 
-def test_a_planted_bias_fails(plain: RunTrace) -> None:
-    found = sampled_verdict(drawn(42_000, 3, bias=0.02), plain)
+def test_a_planted_bias_fails(plain: RunTrace, speculated: RunTrace) -> None:
+    found = sampled_verdict(biased(speculated, 0.02), plain)
     assert found.outcome is Outcome.FAIL
     assert found.p_value is not None
     assert found.p_value < 0.001
