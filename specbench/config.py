@@ -80,6 +80,10 @@ def _names(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def _count(value: object) -> object:
+    return None if value == "all" else value
+
+
 def _hyphens(value: object) -> object:
     return {str(k).replace("_", "-"): v for k, v in value.items()} if isinstance(value, dict) else value
 
@@ -89,13 +93,13 @@ class RunSpec(_Strict):
 
     ``draft_length`` counts drafts a cycle, never the block size, and applies to methods that state none. ``options``
     are those of the methods by name, ``drafters`` their checkpoints. ``kv_memory`` None sizes the cache to the run,
-    ``max_context`` None sizes the longest sequence to the prompts.
+    ``max_context`` None sizes the longest sequence to the prompts, ``num_prompts`` None ("all") takes every one.
     """
 
     methods: Annotated[tuple[MethodSpec, ...], BeforeValidator(_methods), Field(min_length=1)]
     target: Annotated[str, Field(min_length=1)] = "smollm2-135m"
     tasks: Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1)] = STARTER_TASKS
-    num_prompts: Annotated[int, Field(ge=1)] | None = 10
+    num_prompts: Annotated[Annotated[int, Field(ge=1)] | None, BeforeValidator(_count)] = 10
     drafters: Annotated[dict[str, str], BeforeValidator(_hyphens)] = {}
     options: Annotated[dict[str, dict[str, Any]], BeforeValidator(_hyphens)] = {}
     policy: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*(:.+)?$")] = "fixed"

@@ -12,6 +12,7 @@ from typing import Any
 
 from specbench import provenance
 from specbench.cell import Measurement, PlannedCell
+from specbench.config import BASELINE
 from specbench.errors import RecordError, SpecbenchError
 from specbench.judging import Judgement
 from specbench.metrics import METRICS_VERSION
@@ -51,6 +52,9 @@ class Recorder:
         """The record of a measured cell and its rounds' file. Errors: RecordError when an identity is broken."""
         data, described = store.encode_rounds(measured.trace, check=check_identities)
         found = judged.losslessness
+        notes = [*measured.notes, *judged.notes, *self.warnings]
+        if baseline is None and self.session.spec.baseline and cell.spec.method != BASELINE:
+            notes.append(f"{BASELINE} gave no result on these prompts: there is neither a speed-up nor a verdict")
         record = schema.build(
             **self._common(cell, started_s=started_s, memory=measured.memory),
             status=str(measured.trace.status),
@@ -59,7 +63,7 @@ class Recorder:
             alarms=[AlarmRow(name=alarm.name, message=alarm.message) for alarm in judged.alarms],
             samples=self._samples(measured),
             counts=_counts(measured),
-            notes=[*measured.notes, *judged.notes, *self.warnings],
+            notes=notes,
             rounds=described,
             baseline=baseline,
         )

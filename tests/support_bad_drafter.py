@@ -1,4 +1,4 @@
-"""A drafter that breaks in the middle of a run, as another distribution might bring one."""
+"""Drafters that break in the middle of a run, as another distribution might bring them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ class BreakingDrafter(VanillaDrafter):
         if self.rounds == 3:
             raise ZeroDivisionError("the drafter\nbroke")
         return super().propose(rows, limits=limits, rng=rng)
+
+
+class BreakingBaseline(VanillaDrafter):
+    """Plain decoding that raises at its first commit."""
+
+    def commit(self, rows, *, verdict, features):
+        raise RuntimeError("no commit")
 
 
 PLUGIN = BreakingDrafter

@@ -122,11 +122,11 @@ def test_help_and_lists_import_nothing_heavy():
         assert done.returncode == 0, done.stderr
         last = done.stdout.splitlines()[-1]
         assert last.startswith("HEAVY []"), last
-        assert float(last.split()[-1]) < 0.75  # processor seconds, generous for a slow machine
+        assert float(last.split()[-1]) < 1.5  # processor seconds; a third of it on an idle machine
 
 
 def test_ctrl_c_leaves_a_valid_record(tiny, tmp_path):
-    task = write_prompts(tmp_path / "many.jsonl", [[f"question {i}: {'why ' * (i % 7)}"] for i in range(400)])
+    task = write_prompts(tmp_path / "many.jsonl", [[f"question {i}: {'why ' * (i % 7)}"] for i in range(100)])
     out = tmp_path / "out"
     command = tiny.arguments(out, "-m", "ngram:3", "-t", str(task), "--num-prompts", "all", "--max-new-tokens", "64")
     process = subprocess.Popen(
@@ -138,7 +138,7 @@ def test_ctrl_c_leaves_a_valid_record(tiny, tmp_path):
         for line in process.stderr:  # the last step before measuring starts
             if line.startswith("checking ngram"):
                 break
-        time.sleep(3.0)
+        time.sleep(2.0)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     finally:
@@ -148,6 +148,6 @@ def test_ctrl_c_leaves_a_valid_record(tiny, tmp_path):
     assert "Traceback" not in err
     (record,) = store.load_all(out)
     assert record.status == "interrupted"
-    assert 0 < record.counts["ok"] < 402
+    assert 0 < record.counts["ok"] < 100
     assert verify_record(out, record.run_id) == []
     assert json.loads((out / f"{record.run_id}.json").read_text())["counts"]["interrupted"] == 1

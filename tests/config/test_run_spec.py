@@ -47,6 +47,11 @@ def test_flags_beat_set_and_set_beats_the_file(tmp_path):
     assert spec.options == {"ngram": {"max_window": 4}}
 
 
+def test_all_prompts(tmp_path):
+    assert build_run(flags={"methods": "ngram", "num_prompts": "all"}).num_prompts is None
+    assert build_run(flags={"methods": "ngram", "num_prompts": "7"}).num_prompts == 7
+
+
 def test_policy_parts():
     assert build_run(flags={"methods": "ngram"}).policy_parts == ("fixed", None)
     assert build_run(flags={"methods": "ngram", "policy": "fixed:5"}).policy_parts == ("fixed", "5")

@@ -27,6 +27,13 @@ def run(tiny: TinyRun, out, *, on_progress=None, **flags) -> RunSummary:
     return run_cells(build_run(flags=tiny.flags(out, **flags)), on_progress=on_progress)
 
 
+def bring(monkeypatch, **plugins: str) -> None:
+    """Drafters of another distribution: name = "module" or "module:class"."""
+    points = {name: EntryPoint(name=name, value=value, group="specbench.drafters") for name, value in plugins.items()}
+    foreign = registry._foreign
+    monkeypatch.setattr(registry, "_foreign", lambda kind: points if kind == "drafters" else foreign(kind))
+
+
 def texts(summary: RunSummary, index: int) -> dict[str, tuple[int, ...]]:
     result = summary.results[index]
     trace = store.read_trace(result.path.parent, result.record)
@@ -131,9 +138,7 @@ def test_same_cell_twice_is_refused(tiny, tmp_path):
 
 
 def test_failed_cell_leaves_a_record_and_the_run_goes_on(tiny, tmp_path, monkeypatch):
-    point = EntryPoint(name="breaking", value="support_bad_drafter", group="specbench.drafters")
-    foreign = registry._foreign
-    monkeypatch.setattr(registry, "_foreign", lambda kind: {"breaking": point} if kind == "drafters" else foreign(kind))
+    bring(monkeypatch, breaking="support_bad_drafter")
     summary = run(tiny, tmp_path, methods="breaking,ngram", warmup=0)
     vanilla, breaking, ngram = (result.record for result in summary.results)
     assert (vanilla.status, breaking.status, ngram.status) == ("ok", "failed", "ok")
@@ -143,6 +148,17 @@ def test_failed_cell_leaves_a_record_and_the_run_goes_on(tiny, tmp_path, monkeyp
     assert summary.results[1].error == "breaking:2 failed: the drafter broke"
     assert {record.run_id for record in store.load_all(tmp_path)} == {r.record.run_id for r in summary.results}
     assert ngram.verdict.outcome == "pass"
+
+
+def test_method_beside_a_failed_baseline_says_that_it_has_no_verdict(tiny, tmp_path, monkeypatch):
+    bring(monkeypatch, vanilla="support_bad_drafter:BreakingBaseline")
+    summary = run(tiny, tmp_path, methods="ngram:3")
+    vanilla, ngram = (result.record for result in summary.results)
+    assert (vanilla.status, ngram.status) == ("failed", "ok")
+    assert ngram.verdict is None
+    assert ngram.find("tau") is not None
+    assert any("neither a speed-up nor a verdict" in note for note in ngram.notes)
+    assert summary.exit_code == 1
 
 
 def test_cell_that_does_not_fit_its_memory_fails_by_the_users_doing(tiny, tmp_path):
