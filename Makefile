@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 .DELETE_ON_ERROR:
 
 # The tested versions, the project as an editable install, the tools of the tests. Bytecode is left to the first import:
-# compiling every module of every package takes longer than unpacking them.
+# compiling every module of every package takes a minute or more.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(NEW_ENOUGH)' || \
 		{ echo "error: Python 3.11 or newer is needed, $(PYTHON) is older or absent; name one: make PYTHON=python3.12" >&2; exit 2; }
