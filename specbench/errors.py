@@ -42,6 +42,10 @@ class RecordError(SpecbenchError):
     """A record or results folder cannot be read, written or reproduced."""
 
 
+class TrainDataError(SpecbenchError):
+    """Training data or features cannot be read, are unfinished, damaged or belong to other settings."""
+
+
 class CapacityError(SpecbenchError):
     """A request or run does not fit the memory, context or disk that it was given."""
 
