@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,17 @@ class Session:
 
     @property
     def view(self) -> TargetView:
-        """The target as drafters see it, with one slot a user."""
-        return self.target.view(
+        """The target as drafters see it, with one slot a user.
+
+        Where stop tokens are ignored there are none for the drafter either: it would end its drafts at one.
+        """
+        view = self.target.view(
             max_rows=self.spec.concurrency,
             max_context=self.limits.max_context,
             tokenizer=self.prompts.renderer.tokenizer,
             name=self.name,
         )
+        return replace(view, stop_ids=frozenset()) if self.spec.ignore_eos else view
 
 
 def open_session(spec: RunSpec, *, step: Step = silent_step) -> Session:

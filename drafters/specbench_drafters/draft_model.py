@@ -143,9 +143,7 @@ class DraftModelDrafter:
         index = torch.tensor([slots, positions], dtype=torch.int64).to(device)
         last = torch.tensor([s.start + s.count - 1 for s in spans], dtype=torch.int64).to(device)
         layout = BatchLayout.build(spans, device)
-        return self.lm.forward(
-            self._history[index[0], index[1]], layout=layout, pool=self.pool, logits_at=last
-        ).logits
+        return self.lm.forward(self._history[index[0], index[1]], layout=layout, pool=self.pool, logits_at=last).logits
 
     def release(self, slots: Sequence[int]) -> None:
         """Pages belong to slots for good."""
@@ -165,7 +163,9 @@ def _check_tokenizer(checkpoint: Path, target: TargetView) -> None:
     try:
         own = AutoTokenizer.from_pretrained(str(checkpoint)).get_vocab()
     except Exception as error:
-        raise DrafterError(f"draft model '{checkpoint}' has no readable tokenizer; it needs the target's own") from error
+        raise DrafterError(
+            f"draft model '{checkpoint}' has no readable tokenizer; it needs the target's own"
+        ) from error
     theirs = target.tokenizer.get_vocab()
     if own != theirs:
         differing = sum(1 for token, number in own.items() if theirs.get(token) != number)

@@ -72,7 +72,8 @@ def _frequencies(shape: BackboneShape, *, max_context: int, device: torch.device
             max_position_embeddings=shape.max_position or max_context,
             rope_parameters=parameters,
         )
-        inverse, factor = ROPE_INIT_FUNCTIONS[kind](config, device, seq_len=max_context)
+        with torch.device(device):  # modules may be built on the meta device; frequencies are needed for real
+            inverse, factor = ROPE_INIT_FUNCTIONS[kind](config, device, seq_len=max_context)
     except KeyError as error:
         raise CheckpointError(
             f"the drafter's rope scaling '{kind}' lacks the key {error}; complete rope_scaling in its config.json"

@@ -106,9 +106,7 @@ class Scheduler:
 
     def _promised(self) -> int:
         """Pages that admitted prompts still need for their remaining chunks."""
-        return sum(
-            max(pages_for(s.prefill_length + 1) - len(s.pages), 0) for s in self.running if not s.decoding
-        )
+        return sum(max(pages_for(s.prefill_length + 1) - len(s.pages), 0) for s in self.running if not s.decoding)
 
     def _reserve(self, sequence: Sequence, tokens: int, preempted: list[int]) -> bool:
         """Hold pages for ``tokens`` tokens of a running sequence, preempting newer ones; False: it was preempted."""

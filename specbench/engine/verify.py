@@ -59,7 +59,9 @@ class Verifier:
         gaps = None if best is None else _gaps(logits, best, starts=starts, accepted=found.accepted, counts=accepted)
         return Judged(accepted, next_token, found, gaps, _listed(found.log_p_target), _listed(found.log_p_draft))
 
-    def _sampled(self, logits: Tensor, rows: Rows, *, starts: Tensor, proposal: Proposal, lengths: Tensor) -> Acceptance:
+    def _sampled(
+        self, logits: Tensor, rows: Rows, *, starts: Tensor, proposal: Proposal, lengths: Tensor
+    ) -> Acceptance:
         owner = _owner(starts, lengths, logits.shape[0])
         processed, normaliser = process_logits(
             logits,

@@ -101,7 +101,9 @@ def _draft_log_prob(draft: DraftLogits, tokens: Tensor, inside: Tensor) -> Tenso
     return picked.double() - draft.log_normaliser[:, : tokens.shape[1]].double()
 
 
-def _residual(weights: Tensor, *, drafts: Tensor, draft: DraftLogits | None, accepted: Tensor, rejected: Tensor) -> Tensor:
+def _residual(
+    weights: Tensor, *, drafts: Tensor, draft: DraftLogits | None, accepted: Tensor, rejected: Tensor
+) -> Tensor:
     """[B, V] float64: max(p - q, 0) for rows that rejected a draft, p for the others."""
     if drafts.shape[1] == 0:
         return weights

@@ -43,9 +43,7 @@ def paged_attention(
     Returns:
         [T, Hq, Dv].
     """
-    outputs = [
-        _attend(query, keys, values, group, scale=scale, window=window, softcap=softcap) for group in groups
-    ]
+    outputs = [_attend(query, keys, values, group, scale=scale, window=window, softcap=softcap) for group in groups]
     if len(groups) == 1 and groups[0].span is not None:
         return outputs[0].flatten(0, 1)
     out = query.new_empty(query.shape[0], query.shape[1], values.shape[-1])
@@ -58,7 +56,14 @@ def paged_attention(
 
 
 def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, group: Group, *, scale: float, window: int | None, softcap: float | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    group: Group,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """One group: [b, q, Hq, Dv]."""
     b, width = group.tokens.shape

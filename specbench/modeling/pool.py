@@ -35,9 +35,7 @@ class KVPool:
     ) -> None:
         self.layers = layers
         self.num_pages = num_pages
-        self.keys = [
-            torch.zeros(num_pages, PAGE, s.num_heads, s.key_dim, dtype=dtype, device=device) for s in layers
-        ]
+        self.keys = [torch.zeros(num_pages, PAGE, s.num_heads, s.key_dim, dtype=dtype, device=device) for s in layers]
         self.values = [
             torch.zeros(num_pages, PAGE, s.num_heads, s.value_dim, dtype=dtype, device=device) for s in layers
         ]
