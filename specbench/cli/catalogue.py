@@ -21,7 +21,7 @@ class Listed(StrEnum):
 
 
 def list_names(what: Annotated[Listed, typer.Argument(help="What to list.")]) -> None:
-    """List methods, tasks, targets or packaged drafter checkpoints."""
+    """List methods, tasks, targets or drafter checkpoints."""
     rows = {
         Listed.METHODS: lambda: _plugins("drafters"),
         Listed.TASKS: _tasks,
@@ -77,6 +77,7 @@ def _targets() -> list[tuple[str, str]]:
 
 def _drafters() -> list[tuple[str, str]]:
     from specbench.checkpoints import packaged_checkpoints
+    from specbench.cli.inspect import published_rows
 
-    rows = [(f"{found.method} for {found.target}", found.note) for found in packaged_checkpoints()]
-    return rows or [("none is packaged", "give a checkpoint with --drafter METHOD=PATH")]
+    packaged = [(f"{found.method} for {found.target}", f"packaged. {found.note}") for found in packaged_checkpoints()]
+    return [*packaged, *published_rows()]

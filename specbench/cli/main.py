@@ -6,10 +6,8 @@ import sys
 
 import typer
 
-from specbench.cli import catalogue, records, run_command
+from specbench.cli import catalogue, inspect, records, run_command
 from specbench.errors import SpecbenchError
-
-INTERRUPTED = 130  # what a shell gives a process that Ctrl-C ended
 
 app = typer.Typer(
     name="specbench",
@@ -23,6 +21,8 @@ app.command("run")(run_command.run)
 app.command("list")(catalogue.list_names)
 app.command("fetch")(catalogue.fetch)
 app.command("show")(records.show)
+app.command("inspect")(inspect.inspect)
+app.command("export")(inspect.export)
 
 
 def run() -> None:
