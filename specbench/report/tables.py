@@ -24,7 +24,7 @@ def _bounded(row: EstimateRow | None, digits: int = 2) -> str:
     value = f"{row.value:.{digits}f}"
     if row.low is None or row.high is None:
         return value
-    return f"{value} [{row.low:.{digits}f}, {row.high:.{digits}f}]"
+    return f"{value} [{row.low:.{digits}f},{row.high:.{digits}f}]"  # no space inside: it must not break there
 
 
 def _milliseconds(row: EstimateRow | None) -> str:
@@ -65,28 +65,25 @@ def summary(records: Sequence[Record], *, with_histogram: bool = False) -> Rende
     tau and speed-up with their 95 % intervals over prompts; tok/s of decoding; times are means per pure decode round
     in ms. Failed and interrupted cells are named below the table.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("domain")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, header_style="bold")
     table.add_column("method", no_wrap=True)
-    for name in ("tau [95 %]", "tok/s", "speed-up [95 %]", "T_draft", "T_verify", "T_other"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("tau [95%]", "tok/s", "speed-up [95%]", "T_draft", "T_verify", "T_other"):
+        bounded = "[" in name  # value and interval go on two lines on a narrow terminal
+        table.add_column(name, justify="right", no_wrap=not bounded, min_width=11 if bounded else None)
     if with_histogram:
         table.add_column("accepted", no_wrap=True)
-    table.add_column("lossless")
+    table.add_column("lossless", no_wrap=True)
     blocks: list[dict[str, str]] = [{"domain": name} for name in domains(records)]
     if len(blocks) != 1:
         blocks.append({})
     shown = [record for record in records if record.estimates]
-    for scope in blocks:
+    for scope in blocks if shown else ():
+        table.add_row(Text(scope.get("domain", "all"), style="bold cyan"))
         for index, record in enumerate(shown):
             cells = _cells(record, scope, with_histogram=with_histogram)
-            label = scope.get("domain", "all") if index == 0 else ""
-            table.add_row(label, method_label(record), *cells, end_section=index == len(shown) - 1)
-    lines: list[RenderableType] = [
-        table,
-        Text("times in ms per decode round; intervals: bootstrap over prompts", "dim"),
-    ]
-    return Group(*lines, *_remarks(records))
+            table.add_row(f" {method_label(record)}", *cells, end_section=index == len(shown) - 1)
+    legend = Text("times in ms per decode round; intervals: bootstrap over prompts", "dim")
+    return Group(table, legend, *_remarks(records))
 
 
 def _cells(record: Record, scope: dict[str, str], *, with_histogram: bool) -> list[str | Text]:
@@ -120,6 +117,10 @@ def _remarks(records: Sequence[Record]) -> list[RenderableType]:
             found.append(Text(f"{label}: losslessness {record.verdict.outcome}: {record.verdict.reason}", style=style))
         elif record.verdict is not None and record.verdict.differences:
             found.append(Text(f"{label}: {record.verdict.reason}", style="dim"))
+        ours, theirs = (record.find("mean_output_tokens", arm=arm) for arm in ("method", "baseline"))
+        if record.spec.get("temperature") and ours is not None and theirs is not None:
+            lengths = f"{ours.value:.1f} tokens a request against {theirs.value:.1f} of the baseline"
+            found.append(Text(f"{label}: output lengths: {lengths}", style="dim"))
         found += [Text(f"{label}: {alarm.name}: {alarm.message}", style="yellow") for alarm in record.alarms]
     return found
 
@@ -188,7 +189,8 @@ def _estimates(record: Record) -> RenderableType:
     """Every estimate over the whole run; those of a domain or task are in the tidy table."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="estimates over the run", title_justify="left")
     for name in ("metric", "scope", "value", "unit", "95 % interval", "n"):
-        table.add_column(name, justify="right" if name in ("value", "n") else "left")
+        numeric = name in ("value", "n")
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=name in ("metric", "value"))
     hidden = ("domain", "task", "bin")
     for row in record.estimates:
         if any(name in row.scope for name in hidden) or row.metric in ("survival", "conditional"):

@@ -13,8 +13,8 @@ from specbench.records.schema import Record, SampleText, VerdictRow
 from specbench.report.tables import histogram, show_record, summary
 
 
-def text_of(renderable: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=160, color_system=None)
+def text_of(renderable: RenderableType, *, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(renderable)
     file = console.file
     assert isinstance(file, io.StringIO)
@@ -38,10 +38,25 @@ def test_the_closing_table_shows_every_method_in_every_domain(tmp_path: Path) ->
     for row in (records[1].find("tau", domain="math"), records[1].find("speed_up")):
         assert row is not None
         assert row.low is not None
-        assert f"{row.value:.2f} [{row.low:.2f}" in text
+        assert row.high is not None
+        assert f"{row.value:.2f} [{row.low:.2f},{row.high:.2f}]" in text
     assert "10.00" in text  # T_draft in ms
     assert text.count("pass") == 3
     assert text.count("control") == 3
+
+
+def test_the_closing_table_fits_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    records = run(tmp_path)
+    text = text_of(summary(records), width=80)
+    assert "…" not in text
+    for word in ("method", "lossless", "T_verify", "control", "vanilla", "10.00"):
+        assert word in text
+
+
+def test_output_lengths_are_printed_at_temperature(tmp_path: Path) -> None:
+    warm = run(tmp_path)[1].model_copy(update={"spec": {"temperature": 1.0}})
+    assert "toy:3: output lengths: " in text_of(summary([warm]))
+    assert "output lengths" not in text_of(summary(run(tmp_path)))
 
 
 def test_one_domain_needs_no_block_for_all(tmp_path: Path) -> None:
