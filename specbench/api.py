@@ -91,29 +91,41 @@ class VerifyPolicy(Protocol):
         """[B] int64, before propose; 0 skips drafting for the row."""
         ...
 
-    def plan(self, rows: Rows, *, proposal: Proposal, load: Load) -> VerifyPlan: ...
+    def plan(self, rows: Rows, *, proposal: Proposal, load: Load) -> VerifyPlan:
+        """How many drafts of each row are verified, after propose."""
+        ...
 
-    def observe(self, rows: Rows, *, plan: VerifyPlan, verdict: Verdict) -> None: ...
+    def observe(self, rows: Rows, *, plan: VerifyPlan, verdict: Verdict) -> None:
+        """The round's outcome, after it was committed."""
+        ...
 
 
 class Backend(Protocol):
     """Something that serves requests and leaves a trace: the engine, a server, a scripted fake."""
 
-    def submit(self, request: Request, *, warmup: bool = False, arrival_s: float | None = None) -> None: ...
+    def submit(self, request: Request, *, warmup: bool = False, arrival_s: float | None = None) -> None:
+        """Queue a request that arrived at ``arrival_s`` (None: now). Errors: CapacityError when it can never fit."""
+        ...
 
     def poll(self) -> Sequence[TokenEvent]:
         """Advance by one step (or wait a little) and return what became visible."""
         ...
 
-    def close(self) -> RunTrace: ...
+    def close(self) -> RunTrace:
+        """End the run, whatever is unfinished, and hand over everything that was recorded."""
+        ...
 
 
 class Clock(Protocol):
     """Time in seconds since the run's origin; real or virtual."""
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds since the origin."""
+        ...
 
-    def sleep_until(self, time_s: float) -> None: ...
+    def sleep_until(self, time_s: float) -> None:
+        """Return at ``time_s``, at once when that has passed."""
+        ...
 
 
 class Arrivals(Protocol):
@@ -151,4 +163,6 @@ class Metric(Protocol):
     better: str  # "higher", "lower" or "neither"
     version: str
 
-    def compute(self, trace: RunTrace) -> Iterable[Estimate]: ...
+    def compute(self, trace: RunTrace) -> Iterable[Estimate]:
+        """Every estimate that the trace has data for; none where it has none."""
+        ...

@@ -76,6 +76,7 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
         tasks=tuple(name for name, _ in session.prompts.tasks),
         stop_ids=tuple(sorted(session.limits.stop_ids)),
         device=session.device,
+        dtype=session.dtype,
         threads=session.threads,
         max_context=session.limits.max_context,
         backend="engine",
@@ -87,7 +88,7 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
 
 _COPIED = (
     "num_prompts", "max_new_tokens", "ignore_eos", "thinking", "temperature", "top_p", "top_k", "seed", "workload",
-    "concurrency", "warmup", "dtype", "kv_memory", "prefill_chunk",
+    "concurrency", "warmup", "kv_memory", "prefill_chunk",
 )  # fmt: skip
 
 

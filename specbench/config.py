@@ -115,7 +115,7 @@ class RunSpec(_Strict):
     concurrency: Annotated[int, Field(ge=1)] = 1
     warmup: Annotated[int, Field(ge=0)] = 1
     baseline: bool = True
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     threads: Annotated[int, Field(ge=1)] | None = None
     kv_memory: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] | None = None

@@ -35,6 +35,7 @@ class Session:
     prompts: PromptSet
     limits: Limits
     device: str
+    dtype: str  # what the run's dtype came to on this device
     threads: int
     notes: tuple[str, ...]
     rss_before_bytes: int  # resident memory before the target was loaded
@@ -67,6 +68,7 @@ def open_session(spec: RunSpec, *, step: Step = silent_step) -> Session:
     from specbench.memory import resident_bytes
 
     device = choose_device(spec.device)
+    dtype = choose_dtype(spec.dtype, device=device)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         tasks = [load_task(name) for name in spec.tasks]
@@ -81,12 +83,8 @@ def open_session(spec: RunSpec, *, step: Step = silent_step) -> Session:
         _set_threads(threads)
         _quiet_loading()
         before = resident_bytes()
-        with step(
-            f"loading {resolved.path.name if resolved.source == 'folder' else spec.target} ({spec.dtype}, {device})"
-        ):
-            target = Target.load(
-                resolved.path, dtype=spec.dtype, device=device, trust_remote_code=spec.trust_remote_code
-            )
+        with step(f"loading {resolved.path.name if resolved.source == 'folder' else spec.target} ({dtype}, {device})"):
+            target = Target.load(resolved.path, dtype=dtype, device=device, trust_remote_code=spec.trust_remote_code)
     prompts.check_fits(context_limit=target.context_limit)
     notes = [str(w.message) for w in caught if w.category is UserWarning] + list(resolved.notes)
     return Session(
@@ -96,6 +94,7 @@ def open_session(spec: RunSpec, *, step: Step = silent_step) -> Session:
         prompts=prompts,
         limits=_limits(spec, prompts, target),
         device=device,
+        dtype=dtype,
         threads=threads,
         notes=tuple(dict.fromkeys(notes)),
         rss_before_bytes=before,
@@ -109,6 +108,15 @@ def choose_device(asked: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def choose_dtype(asked: str, *, device: str) -> str:
+    """``auto`` is bfloat16 where the device computes in it, else float32: emulated bfloat16 is slower than float32."""
+    if asked != "auto":
+        return asked
+    from specbench.modeling.cpu_linear import has_native_bfloat16
+
+    return "bfloat16" if device.startswith("cuda") or has_native_bfloat16() else "float32"
 
 
 def load_task(name: str) -> Task:

@@ -77,6 +77,7 @@ class Taps:
 
     @property
     def count(self) -> int:
+        """How many states make one feature row."""
         return len(self.boundaries) + int(self.final_norm)
 
 
@@ -191,7 +192,7 @@ class VerifyPlan:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``accepted``: the longest verified prefix that the acceptance rule accepts; ``next_token``: correction or bonus."""
+    """``accepted``: the longest verified prefix that the rule accepts; ``next_token``: correction or bonus."""
 
     accepted: Tensor  # [B] int64
     next_token: Tensor  # [B] int64
@@ -243,6 +244,7 @@ class StepTrace:
 
     @property
     def total_s(self) -> float:
+        """Wall time of the whole cycle."""
         return self.draft_s + self.schedule_s + self.verify_s + self.accept_s + self.other_s
 
 

@@ -124,7 +124,7 @@ class DraftModelDrafter:
         return Proposal(tokens, truncate_at_stop(tokens, limits, self._stop_ids), draft)
 
     def _feed(self, rows: Rows, live: list[int], ends: list[int]) -> Tensor | None:
-        """Compute each live row up to ``ends`` tokens; logits [len(live), V] of its newest, None if nothing was missing."""
+        """Compute each live row up to ``ends`` tokens; logits [live, V] of its newest, None if nothing was missing."""
         spans: list[RowSpan] = []
         slots: list[int] = []
         positions: list[int] = []
@@ -170,8 +170,8 @@ def _check_tokenizer(checkpoint: Path, target: TargetView) -> None:
     if own != theirs:
         differing = sum(1 for token, number in own.items() if theirs.get(token) != number)
         raise DrafterError(
-            f"draft model '{checkpoint}' has another tokenizer than the target ({differing} of {len(own)} tokens map to "
-            "other ids); use a draft model of the target's family"
+            f"draft model '{checkpoint}' has another tokenizer than the target ({differing} of {len(own)} tokens differ); "
+            "use a draft model of the target's family"
         )
 
 

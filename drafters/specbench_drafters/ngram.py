@@ -43,7 +43,7 @@ class NgramDrafter:
         longest, shortest = options.get("max_ngram", 3), options.get("min_ngram", 1)
         if not (isinstance(longest, int) and isinstance(shortest, int) and 1 <= shortest <= longest):
             raise ConfigError(
-                f"ngram windows min_ngram={shortest!r} max_ngram={longest!r}: whole numbers with 1 <= min <= max expected"
+                f"ngram windows min_ngram={shortest!r}, max_ngram={longest!r}; give whole numbers with 1 <= min <= max"
             )
         return cls(target, max_ngram=longest, min_ngram=shortest)
 

@@ -50,7 +50,15 @@ TopP = Annotated[float | None, Option("--top-p", help="Nucleus. [1]", rich_help_
 TopK = Annotated[int | None, Option("--top-k", help="Most likely tokens only. [all]", rich_help_panel=_SAMPLING)]
 Seed = Annotated[int | None, Option("--seed", help="Keys every random draw. [0]", rich_help_panel=_SAMPLING)]
 
-Dtype = Annotated[str | None, Option("--dtype", metavar="bfloat16|float32", help="[bfloat16]", rich_help_panel=_ENGINE)]
+Dtype = Annotated[
+    str | None,
+    Option(
+        "--dtype",
+        metavar="auto|bfloat16|float32",
+        help="bfloat16 where the device computes in it, else float32 \\[auto]",
+        rich_help_panel=_ENGINE,
+    ),
+]
 Device = Annotated[str | None, Option("--device", metavar="auto|cpu|cuda[:i]", help="[auto]", rich_help_panel=_ENGINE)]
 Threads = Annotated[int | None, Option("--threads", help="Torch threads. [by the machine]", rich_help_panel=_ENGINE)]
 KvMemory = Annotated[

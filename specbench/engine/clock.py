@@ -15,6 +15,7 @@ class WallClock:
         self._origin = time.perf_counter()
 
     def now(self) -> float:
+        """Seconds since the origin."""
         return time.perf_counter() - self._origin
 
     def sleep_until(self, time_s: float) -> None:
@@ -31,9 +32,11 @@ class VirtualClock:
         self._now = 0.0
 
     def now(self) -> float:
+        """Virtual seconds since the origin."""
         return self._now
 
     def sleep_until(self, time_s: float) -> None:
+        """Jump to ``time_s`` unless it has passed."""
         self._now = max(self._now, time_s)
 
     def advance(self, seconds: float) -> None:

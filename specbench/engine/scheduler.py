@@ -22,6 +22,7 @@ class Chunk:
 
     @property
     def last(self) -> bool:
+        """Whether the prefill ends with this chunk."""
         return self.sequence.computed + self.count >= self.sequence.prefill_length
 
     @property
@@ -54,6 +55,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """A sequence waits or runs."""
         return bool(self.waiting or self.running)
 
     def plan(self, now_s: float) -> StepPlan:

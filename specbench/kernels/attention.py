@@ -19,7 +19,9 @@ class Group(Protocol):
     kv_length: int
     valid: Tensor | None
 
-    def mask(self, *, window: int | None, heads: int, dtype: torch.dtype) -> Tensor | None: ...
+    def mask(self, *, window: int | None, heads: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask [b, 1, heads * q, kv_length], or None where all is visible."""
+        ...
 
 
 def paged_attention(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ def _group(rows: Sequence[RowSpan], device: torch.device) -> RowGroup:
     pages = [[*r.pages[:num_pages], *[0] * (num_pages - len(r.pages))] for r in rows]
     padded = any(r.count < width for r in rows)
     valid = [b * width + i for b, r in enumerate(rows) for i in range(r.count)] if padded else None
-    adjacent = all(a.start + a.count == b.start for a, b in zip(rows, rows[1:], strict=False))
+    adjacent = all(a.start + a.count == b.start for a, b in pairwise(rows))
     only = rows[0] if len(rows) == 1 else None
     run = None
     if only is not None:

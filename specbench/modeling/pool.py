@@ -21,6 +21,7 @@ class LayerShape:
     value_dim: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes that one token's key and value take in this layer."""
         return self.num_heads * (self.key_dim + self.value_dim) * dtype.itemsize
 
 
@@ -43,6 +44,7 @@ class KVPool:
 
     @property
     def num_free(self) -> int:
+        """Pages that no sequence holds."""
         return len(self._free)
 
     def bytes(self) -> int:

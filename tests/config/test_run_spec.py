@@ -65,7 +65,7 @@ def test_policy_parts():
         ({"methods": "ngram", "top_p": 0}, [], "top_p"),
         ({"methods": "ngram", "num_prompts": 0}, [], "num_prompts"),
         ({"methods": "ngram", "seed": 1.5}, [], "seed"),
-        ({"methods": "ngram", "dtype": "f8"}, [], "'bfloat16' or 'float32'"),
+        ({"methods": "ngram", "dtype": "f8"}, [], "'auto', 'bfloat16' or 'float32'"),
         ({"methods": "ngram", "kv_memory": "2 parsec"}, [], "2GiB"),
         ({"methods": "ngram:x"}, [], "ngram:5"),
         ({"methods": "ngram,ngram"}, [], "twice"),
