@@ -151,7 +151,7 @@ class DraftModelDrafter:
     def state_bytes(self) -> int:
         """Weights, pages and history."""
         weights = sum(p.numel() * p.element_size() for p in self.lm.model.parameters())
-        return weights + self.pool.bytes() + self._history.numel() * self._history.element_size()
+        return int(weights) + self.pool.bytes() + self._history.numel() * self._history.element_size()
 
 
 def _check_tokenizer(checkpoint: Path, target: TargetView) -> None:
@@ -170,7 +170,7 @@ def _check_tokenizer(checkpoint: Path, target: TargetView) -> None:
     if own != theirs:
         differing = sum(1 for token, number in own.items() if theirs.get(token) != number)
         raise DrafterError(
-            f"draft model '{checkpoint}' has another tokenizer than the target ({differing} of {len(own)} tokens differ); "
+            f"draft model '{checkpoint}' has another tokenizer than the target ({differing} of {len(own)} ids differ); "
             "use a draft model of the target's family"
         )
 

@@ -26,11 +26,11 @@ def has_native_bfloat16() -> bool:
 class TiledLinear(nn.Module):
     """Shares the weight and bias of a bfloat16 `nn.Linear`; same result up to the order of the float32 sums."""
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight = weight  # [out, in]
-        self.bias = bias
-        self.out_features, self.in_features = weight.shape
+        self.weight = linear.weight  # [out, in]
+        self.bias = linear.bias
+        self.out_features, self.in_features = linear.out_features, linear.in_features
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out], both bfloat16."""
@@ -54,6 +54,6 @@ def use_tiled_linears(model: nn.Module) -> int:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
-                setattr(parent, name, TiledLinear(child.weight, child.bias))
+                setattr(parent, name, TiledLinear(child))
                 count += 1
     return count
