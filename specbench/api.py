@@ -81,7 +81,12 @@ class Drafter(Protocol):
 
 
 class VerifyPolicy(Protocol):
-    """Decides how many tokens are drafted and verified. ``causal``: nothing about token k decides on token k."""
+    """Decides how many tokens are drafted and verified. ``causal``: nothing about token k decides on token k.
+
+    A module ``specbench.engine.policies.NAME`` sets ``PLUGIN`` to a factory (draft_length, argument, *, context) with
+    the text behind the colon of ``--policy NAME:...`` and a `specbench.engine.policy.PolicyContext`. State of a row
+    lives in tensors indexed by slot, and is the row's own as long as ``rows.number`` is.
+    """
 
     causal: ClassVar[bool]
     name: str  # as written in records, for example "fixed:7"

@@ -79,6 +79,7 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
         dtype=session.dtype,
         threads=session.threads,
         max_context=session.limits.max_context,
+        synthetic=spec.synthetic_for(contestant.draft_length),
         backend="engine",
         inputs=inputs,
         **{name: getattr(spec, name) for name in _COPIED},
@@ -123,6 +124,7 @@ def measure_cell(
             kv_memory_bytes=spec.kv_memory,
             prefill_budget=spec.prefill_chunk,
             clock=clock,
+            synthetic=cell.spec.synthetic,
         )
         outcome = drive(
             engine,

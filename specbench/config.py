@@ -88,6 +88,10 @@ def _hyphens(value: object) -> object:
     return {str(k).replace("_", "-"): v for k, v in value.items()} if isinstance(value, dict) else value
 
 
+def _rates(value: object) -> object:
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
 class RunSpec(_Strict):
     """Everything that ``specbench run`` is told. Each method becomes one cell over all tasks together.
 
@@ -104,6 +108,8 @@ class RunSpec(_Strict):
     options: Annotated[dict[str, dict[str, Any]], BeforeValidator(_hyphens)] = {}
     policy: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*(:.+)?$")] = "fixed"
     draft_length: Annotated[int, Field(ge=0)] | None = None
+    synthetic_tau: Annotated[float, Field(ge=1)] | None = None
+    synthetic_rates: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(_rates)] | None = None
     max_new_tokens: Annotated[int, Field(ge=0)] = 128
     ignore_eos: bool = False
     thinking: Literal["default", "on", "off"] = "default"
@@ -134,6 +140,8 @@ class RunSpec(_Strict):
             raise ValueError(f"{BASELINE} drafts nothing; drop its draft length")
         if len(set(self.tasks)) != len(self.tasks):
             raise ValueError("a task is listed twice; list it once")
+        if self.synthetic_tau is not None and self.synthetic_rates is not None:
+            raise ValueError("synthetic_tau and synthetic_rates both force the acceptance; give one")
         named = {method.name for method in self.methods} | {BASELINE}
         for kind, keys in (("--drafter", self.drafters), ("options", self.options)):
             for name in keys:
@@ -158,11 +166,47 @@ class RunSpec(_Strict):
         asked = len(rest) < len(self.methods)
         return ((MethodSpec(name=BASELINE),) if self.baseline or asked else ()) + rest
 
+    def synthetic_for(self, draft_length: int) -> tuple[float, ...] | None:
+        """Forced acceptance of draft 1, 2, ... given that all before it were accepted; None where nothing is forced.
+
+        Errors: ConfigError when the wanted tau is out of reach at this draft length.
+        """
+        if draft_length == 0 or (self.synthetic_tau is None and self.synthetic_rates is None):
+            return None
+        if self.synthetic_rates is not None:
+            if len(self.synthetic_rates) != draft_length:
+                raise ConfigError(
+                    f"synthetic rates name {len(self.synthetic_rates)} positions, but {draft_length} drafts a cycle are"
+                    " made; give one rate a position, or set -k"
+                )
+            return self.synthetic_rates
+        assert self.synthetic_tau is not None
+        return (geometric_rate(self.synthetic_tau, draft_length=draft_length),) * draft_length
+
     def length_of(self, method: MethodSpec) -> int | None:
         """Drafts a cycle that the user asked for; None leaves it to the drafter. The baseline drafts nothing."""
         if method.name == BASELINE:
             return 0
         return method.draft_length if method.draft_length is not None else self.draft_length
+
+
+def geometric_rate(tau: float, *, draft_length: int) -> float:
+    """The rate a with 1 + a + a^2 + ... + a^k = tau, by bisection: acceptance falls geometrically with position.
+
+    Errors: ConfigError when tau is above k + 1.
+    """
+    if tau > draft_length + 1:
+        raise ConfigError(
+            f"synthetic tau {tau:g} is out of reach with {draft_length} drafts a cycle: at most {draft_length + 1}"
+        )
+    if tau in (1, draft_length + 1):
+        return float(tau > 1)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        reached = sum(middle**k for k in range(draft_length + 1))
+        low, high = (middle, high) if reached < tau else (low, middle)
+    return (low + high) / 2
 
 
 class CellSpec(_Strict):
@@ -196,6 +240,7 @@ class CellSpec(_Strict):
     kv_memory: int | None
     prefill_chunk: int
     max_context: int
+    synthetic: tuple[float, ...] | None = None  # forced conditional acceptance rates; such cells never rank
     backend: str
     inputs: dict[str, str]
 

@@ -33,11 +33,16 @@ class Judgement:
     notes: tuple[str, ...]
 
 
-def judge(cell: Measurement, *, control: Measurement | None, target: Target) -> Judgement:
-    """Compute everything; ``control`` is plain decoding of the same prompts, None where there is none."""
+def judge(cell: Measurement, *, control: Measurement | None, target: Target, synthetic: bool = False) -> Judgement:
+    """Compute everything; ``control`` is plain decoding of the same prompts, None where there is none.
+
+    A cell with ``synthetic`` acceptance writes no text of the target's: its verdict is never a pass.
+    """
     notes: list[str] = []
     found = None
-    if control is not None:
+    if synthetic:
+        found = Losslessness(Outcome.INCONCLUSIVE, "synthetic", "acceptance was forced, the text is nobody's", 0, 0)
+    elif control is not None:
         found, note = _verdict(cell, control, target)
         notes += [note] if note is not None else []
     return Judgement(

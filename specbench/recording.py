@@ -166,6 +166,7 @@ def _comparability(session: Session, cell: PlannedCell, machine: dict[str, Any])
         },
         "sampling": {"temperature": spec.temperature, "top_p": spec.top_p, "top_k": spec.top_k},
         "acceptance_rule": ACCEPTANCE_RULE,
+        "synthetic_acceptance": spec.synthetic is not None,
         "draft_sampling": str(spec.options.get("draft_sampling", "probabilistic")),
         "prompt_set": keys.prompt_set_key([f"{p.task}/{p.id}" for p in prompts]),
         "max_new_tokens": spec.max_new_tokens,

@@ -165,7 +165,12 @@ class _Run:
         try:
             measured = measure_cell(self._session, cell, stop=stop, on_progress=self._follow(index))
             control = None if is_control else self._control
-            judged = judge(measured, control=control, target=self._session.target)
+            judged = judge(
+                measured,
+                control=control,
+                target=self._session.target,
+                synthetic=cell.spec.synthetic is not None,
+            )
             control_id = None if is_control else self._control_id
             record, data = self._recorder.finished(cell, measured, judged, started_s=started_s, baseline=control_id)
         except Exception as error:  # whatever a plugin raises ends its own cell only

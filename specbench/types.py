@@ -7,6 +7,7 @@ vocabulary, D width of the tapped features. Tensors are on the device unless the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -173,7 +174,8 @@ class Proposal:
 
     ``draft`` None means point masses: each draft was chosen with probability one (greedy, lookup). Otherwise it covers
     every row with temperature > 0; rows with temperature 0 are point masses in either case.
-    ``confidence[b, k]`` estimates the probability that draft k is accepted given that all before it were.
+    ``confidence[b, k]`` estimates the probability that draft k is accepted given that all before it were. It is computed
+    without looking at draft k or later ones: a policy that admits by it would otherwise be biased.
     """
 
     tokens: Tensor  # [B, G] int64, target ids
@@ -184,10 +186,19 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class VerifyPlan:
-    """How many drafts of each row go to the target: 0 <= lengths <= proposal.counts."""
+    """How many drafts of each row go to the target: 0 <= lengths <= proposal.counts.
+
+    ``explain`` gives the policy's reason row by row. It is called once, after the cycle's copy to the host, so that a
+    reason may tell of values that only exist on the device. Without it ``state`` stands for all rows.
+    """
 
     lengths: Tensor  # [B] int64
     state: str = ""  # the policy's reason, written into the round
+    explain: Callable[[], Sequence[str]] | None = None
+
+    def states(self) -> Sequence[str]:
+        """The reason of each row."""
+        return [self.state] * self.lengths.shape[0] if self.explain is None else self.explain()
 
 
 @dataclass(frozen=True, slots=True)

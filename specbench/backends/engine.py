@@ -83,8 +83,9 @@ def build_engine(
     kv_memory_bytes: int | None,
     prefill_budget: int,
     clock: Clock,
+    synthetic: tuple[float, ...] | None = None,
 ) -> Engine:
-    """The decode loop for one contestant. Errors: CapacityError when the memory budget is too small."""
+    """The decode loop for one contestant; ``synthetic`` rates force what is accepted. Errors: CapacityError when the memory budget is too small."""
     return Engine(
         target,
         contestant.drafter,
@@ -95,6 +96,7 @@ def build_engine(
         prefill_budget=prefill_budget,
         clock=clock,
         method=contestant.method,
+        synthetic=synthetic,
     )
 
 

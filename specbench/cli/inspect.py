@@ -142,8 +142,11 @@ def _check(
     )
     for line in result.warnings:
         typer.echo(f"warning: {line}", err=True)
-    if not quiet and not result.warnings:
-        typer.echo("no other reading accepts clearly more")
+    if not quiet:
+        for line in result.undecided:
+            typer.echo(line)
+        if not result.warnings:
+            typer.echo("no other reading accepts clearly more")
     return result.as_dict()
 
 

@@ -24,6 +24,15 @@ DraftLength = Annotated[
     int | None, Option("--draft-length", "-k", help="Drafts a cycle, never the block size. [the drafter's own]")
 ]
 
+SyntheticTau = Annotated[
+    float | None,
+    Option("--synthetic-tau", help="Force this accepted length at the real cost; such rows are marked, never ranked."),
+]
+SyntheticRates = Annotated[
+    str | None,
+    Option("--synthetic-rates", metavar="A,B,...", help="The same by position: acceptance given all before it."),
+]
+
 Task = Annotated[
     list[str] | None,
     Option("--task", "-t", help="A task or a .jsonl file; repeatable. [the starter tasks]", rich_help_panel=_LOAD),

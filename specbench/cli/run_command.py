@@ -16,6 +16,8 @@ def run(
     policy: o.Policy = None,
     target: o.Target = None,
     draft_length: o.DraftLength = None,
+    synthetic_tau: o.SyntheticTau = None,
+    synthetic_rates: o.SyntheticRates = None,
     task: o.Task = None,
     num_prompts: o.NumPrompts = None,
     max_new_tokens: o.MaxNewTokens = None,
@@ -48,6 +50,7 @@ def run(
     }
     same_name = {
         "policy": policy, "target": target, "draft_length": draft_length, "num_prompts": num_prompts,
+        "synthetic_tau": synthetic_tau, "synthetic_rates": synthetic_rates,
         "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "thinking": thinking, "concurrency": concurrency,
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed, "dtype": dtype, "device": device,
         "threads": threads, "kv_memory": kv_memory, "prefill_chunk": prefill_chunk,

@@ -156,7 +156,7 @@ class Engine:
 
         limits = self._limits(plan, rows, load)
         self.timer.mark(marks, "schedule")
-        proposal = self.drafter.propose(rows, limits=limits, rng=self.rng) if limits is not None else None
+        proposal = self._propose(rows, limits) if limits is not None else None
         self.timer.mark(marks, "draft")
         verify_plan = self.policy.plan(rows, proposal=proposal, load=load) if proposal is not None else None
         self.timer.mark(marks, "schedule")
@@ -172,7 +172,7 @@ class Engine:
         if proposal is not None and verify_plan is not None:
             self.policy.observe(rows, plan=verify_plan, verdict=self._verdict(judged, len(plan.decode)))
         self.timer.mark(marks, "schedule")
-        self._advance(plan, judged, proposal, lengths, "" if verify_plan is None else verify_plan.state)
+        self._advance(plan, judged, proposal, lengths, [] if verify_plan is None else verify_plan.states())
         self.timer.mark(marks, "other")
         tokens = batch.token_ids.shape[0]
         prefill = load.prefill_tokens
@@ -208,7 +208,7 @@ class Engine:
             self.drafter.begin(self._build(plan.admitted, lengths=zeros, last=zeros))
 
     def _limits(self, plan: StepPlan, rows: Rows, load: Load) -> Tensor | None:
-        """[B] drafts allowed: the policy's, within the room left; None when no row may draft."""
+        """[B] drafts allowed: the policy's, within the room left; None when there is room for none."""
         if not plan.decode or self.policy.draft_length == 0:
             return None
         longest = min(self.max_context, self.drafter.max_context or self.max_context)
@@ -216,8 +216,13 @@ class Engine:
         if not any(room):
             return None
         limits = self.policy.draft_limits(rows, load=load)
-        limits = torch.minimum(limits, torch.tensor(room, dtype=torch.int64).to(self.lm.device, non_blocking=True))
-        return limits if bool(limits.any()) else None
+        return torch.minimum(limits, torch.tensor(room, dtype=torch.int64).to(self.lm.device, non_blocking=True))
+
+    def _propose(self, rows: Rows, limits: Tensor) -> Proposal:
+        """The drafter's proposal; an empty one where the policy lets no row draft."""
+        if not bool(limits.any()):
+            return Proposal(rows.lengths.new_zeros(len(rows), 0), torch.zeros_like(limits))
+        return self.drafter.propose(rows, limits=limits, rng=self.rng)
 
     def _pack(
         self, plan: StepPlan, rows: Rows, proposal: Proposal | None, verify_plan: VerifyPlan | None
@@ -270,7 +275,7 @@ class Engine:
             self.drafter.prefill(chunk_rows, found)
 
     def _advance(
-        self, plan: StepPlan, judged: Judged, proposal: Proposal | None, lengths: Tensor, policy_state: str
+        self, plan: StepPlan, judged: Judged, proposal: Proposal | None, lengths: Tensor, states: Seq[str]
     ) -> None:
         """Host bookkeeping: outputs, stops, rounds, events, released slots."""
         now = self.clock.now()
@@ -291,7 +296,7 @@ class Engine:
                     committed=kept,
                     stop_reason=reason,
                     confidence=None if confidence is None else confidence[row],
-                    policy_state=policy_state,
+                    policy_state=states[row] if states else "",
                 )
             )
             sequence.rounds += 1

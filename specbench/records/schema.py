@@ -96,7 +96,7 @@ class VerdictRow(_Strict):
     """Losslessness with its evidence. ``control`` is the run that it was judged against."""
 
     outcome: Literal["pass", "fail", "inconclusive"]
-    rule: Literal["greedy", "sampled"]
+    rule: Literal["greedy", "sampled", "synthetic"]
     reason: str
     requests_compared: int
     rounds_with_drafts: int

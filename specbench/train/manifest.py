@@ -43,7 +43,9 @@ def read_manifest(folder: Path, *, kind: str, version: int) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise TrainDataError(f"{folder} holds no training {kind} (no {MANIFEST}); name the folder they were made in")
+        raise TrainDataError(
+            f"{folder} holds no training {kind} (no {MANIFEST}); name the folder they were made in"
+        ) from None
     except (OSError, ValueError) as error:
         raise TrainDataError(f"{path} cannot be read ({error}); delete {folder} and make it again") from error
     if not isinstance(found, dict) or found.get("kind") != kind:

@@ -62,7 +62,9 @@ class FeatureSource(Protocol):
     meta: dict[str, Any]
 
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """T."""
+        ...
 
     def split(self, name: str) -> NDArray[np.int64]:
         """Sequence numbers of "train" or "heldout", ascending; a conversation is never in both."""
@@ -163,10 +165,12 @@ class FeatureStore:
 
     @property
     def num_tokens(self) -> int:
+        """T, prompts included."""
         return len(self.token_ids)
 
     @property
     def num_sequences(self) -> int:
+        """N."""
         return len(self.sequences) - 1
 
     def split(self, name: str) -> NDArray[np.int64]:
