@@ -174,8 +174,8 @@ class Proposal:
 
     ``draft`` None means point masses: each draft was chosen with probability one (greedy, lookup). Otherwise it covers
     every row with temperature > 0; rows with temperature 0 are point masses in either case.
-    ``confidence[b, k]`` estimates the probability that draft k is accepted given that all before it were. It is computed
-    without looking at draft k or later ones: a policy that admits by it would otherwise be biased.
+    ``confidence[b, k]`` estimates the probability that draft k is accepted given that all before it were. It is
+    computed without looking at draft k or later ones: a policy that admits by it would otherwise be biased.
     """
 
     tokens: Tensor  # [B, G] int64, target ids
