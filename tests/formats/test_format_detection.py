@@ -209,3 +209,9 @@ def test_inspect_lists_missing_unused_and_misshapen(tmp_path: Path) -> None:
     assert report.wrong_shapes == ("'norm.weight' has shape [17], expected [16]",)
     assert not report.usable
     assert json.dumps(report.as_dict())
+
+
+def test_official_medusa_folders_have_one_file(tmp_path: Path) -> None:
+    torch.save({"0.0.linear.weight": torch.ones(2, 2)}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(CheckpointError, match="Medusa is not supported"):
+        load_checkpoint(tmp_path)

@@ -216,7 +216,8 @@ def _causal_lm(seen: _Seen) -> Detection | None:
     if embedding is None or not seen.arch.endswith(("ForCausalLM", "LMHeadModel")):
         return None
     reason = f"architecture {seen.arch} with an embedding and no drafter tensors"
-    return Detection("causal_lm", "an ordinary language model", reason, "run it with --method draft_model")
+    hint = "it holds no MTP or drafter layers; as a small model of its own it runs with --method draft_model"
+    return Detection("causal_lm", "an ordinary language model", reason, hint)
 
 
 _TESTS: tuple[Callable[[_Seen], Detection | None], ...] = (

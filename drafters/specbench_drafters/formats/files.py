@@ -70,9 +70,9 @@ class Folder:
         return found
 
     def sha256(self, names: Iterable[str]) -> str:
-        """Hash over config.json and the files that hold the named tensors, as `sha256sum` lines sorted by name."""
+        """Hash over config.json, side files and the files that hold the named tensors, as `sha256sum` lines."""
         files = sorted({self.infos[name].file for name in names} | ({CONFIG_NAME} if self.config else set()))
-        files += [name for name in self.others if name == "mask_embedding.pt"]
+        files += [name for name in self.others if name in ("mask_embedding.pt", "sts.json")]
         whole = hashlib.sha256()
         for file in files:
             whole.update(f"{file_sha256(self.path / file)}  {file}\n".encode())
