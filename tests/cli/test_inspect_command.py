@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import support_checkpoints as made
+import support_formats as formats
 import typer
 from specbench_drafters.formats.load import load_checkpoint
 from typer.testing import CliRunner
@@ -41,7 +42,7 @@ def test_inspect_json_holds_the_whole_report(tmp_path: Path) -> None:
 
 
 def test_inspect_of_an_unusable_checkpoint_exits_with_2(tmp_path: Path) -> None:
-    path = made.refused(tmp_path / "c", "P-EAGLE")
+    path = formats.refused(tmp_path / "c", "P-EAGLE")
     result = runner.invoke(app, ["inspect", str(path)])
     assert result.exit_code == 2
     assert "P-EAGLE is not supported" in " ".join(result.stdout.split())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import support_checkpoints as made
+import support_formats as formats
 import torch
 from specbench_drafters.formats.detect import detect
 from specbench_drafters.formats.files import open_folder
@@ -21,9 +22,9 @@ LAYOUTS = ["deepspec", "z-lab", "specforge", "speculators", "safeailab", "angels
 FAMILY = {"deepspec": "deepspec", "zlab": "zlab", "specforge-dspark": "specforge", "speculators": "speculators"}
 
 
-@pytest.mark.parametrize("name", made.FORMATS)
+@pytest.mark.parametrize("name", formats.FORMATS)
 def test_family_and_reason(name: str, tmp_path: Path) -> None:
-    found = detect(open_folder(made.FORMATS[name].make(tmp_path / "c")))
+    found = detect(open_folder(formats.FORMATS[name].make(tmp_path / "c")))
     expected = next((family for start, family in FAMILY.items() if name.startswith(start)), None)
     if expected is None:
         expected = "eagle3" if "eagle3" in name else "native_mtp"
@@ -32,9 +33,9 @@ def test_family_and_reason(name: str, tmp_path: Path) -> None:
     assert found.reason
 
 
-@pytest.mark.parametrize("kind", made.REFUSED)
+@pytest.mark.parametrize("kind", formats.REFUSED)
 def test_known_but_unsupported_formats_are_refused_by_name(kind: str, tmp_path: Path) -> None:
-    path = made.refused(tmp_path / "c", kind)
+    path = formats.refused(tmp_path / "c", kind)
     with pytest.raises(CheckpointError) as refused:
         load_checkpoint(path)
     line = str(refused.value)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import support_checkpoints as made
+import support_mtp_checkpoints as mtp
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -257,11 +258,11 @@ def test_heads_that_are_promised_but_not_stored(tmp_path: Path) -> None:
 
 
 def test_mtp_layers_that_are_not_there_or_not_supported(tmp_path: Path) -> None:
-    path = made.mimo(tmp_path / "a")
+    path = mtp.mimo(tmp_path / "a")
     assert "model type 'ernie4_5'" in refused(
         with_config(path, lambda c: c.update(model_type="ernie4_5")), target_config=None
     )
-    path = made.deepseek_v3(tmp_path / "b")
+    path = mtp.deepseek_v3(tmp_path / "b")
     line = refused(with_config(path, lambda c: c.update(num_hidden_layers=5)), target_config=None)
     assert "stripped" in line
 

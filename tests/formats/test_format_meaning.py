@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import support_checkpoints as made
+import support_formats as formats
+import support_mtp_checkpoints as mtp
 import torch
 from specbench_drafters.formats.files import open_folder
 from specbench_drafters.formats.load import load_checkpoint
@@ -19,8 +21,8 @@ FIXTURES = Path(__file__).parent.parent / "data" / "fixtures"
 
 
 def spec_of(name: str, folder: Path) -> DrafterSpec:
-    path = made.FORMATS[name].make(folder / name)
-    return load_checkpoint(path, target_config=made.target_of(name, path)).spec
+    path = formats.FORMATS[name].make(folder / name)
+    return load_checkpoint(path, target_config=formats.target_of(name, path)).spec
 
 
 def edit(path: Path, **changes: Any) -> Path:
@@ -83,7 +85,7 @@ def test_conventions_of_mtp_families(name: str, tmp_path: Path) -> None:
 
 
 def test_experts_are_fused_in_order(tmp_path: Path) -> None:
-    loaded = load_checkpoint(made.deepseek_v3(tmp_path / "v3"))
+    loaded = load_checkpoint(mtp.deepseek_v3(tmp_path / "v3"))
     fused = loaded.tensors["layers.0.mlp.experts.gate_up_proj"]  # [E, 2I, d]
     stored = {name: made.random(8, made.HIDDEN, seed=200 + index) for index, name in enumerate("0123")}
     assert fused.shape == (4, 16, made.HIDDEN)
@@ -94,7 +96,7 @@ def test_experts_are_fused_in_order(tmp_path: Path) -> None:
 
 
 def test_scaled_float8_matrices_are_expanded(tmp_path: Path) -> None:
-    source = made.deepseek_v3(tmp_path / "v3")
+    source = mtp.deepseek_v3(tmp_path / "v3")
     plain = load_checkpoint(source).tensors
     folder = open_folder(source)
     tensors = folder.read(folder.names)

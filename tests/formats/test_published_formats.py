@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import support_checkpoints as made
+import support_formats as formats
 import torch
 from specbench_drafters.formats.compare import spec_differences, tensor_differences
 from specbench_drafters.formats.export import export
@@ -21,8 +22,8 @@ _TABLES = ("embed_tokens.weight", "lm_head.weight")
 
 
 def load(name: str, folder: Path) -> LoadedCheckpoint:
-    path = made.FORMATS[name].make(folder / name)
-    return load_checkpoint(path, target_config=made.target_of(name, path))
+    path = formats.FORMATS[name].make(folder / name)
+    return load_checkpoint(path, target_config=formats.target_of(name, path))
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +31,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.target_folder(tmp_path_factory.mktemp("target") / "toy")
 
 
-@pytest.mark.parametrize("name", made.FORMATS)
+@pytest.mark.parametrize("name", formats.FORMATS)
 def test_a_format_is_recognised_and_read_completely(name: str, tmp_path: Path) -> None:
     loaded = load(name, tmp_path)
-    spec, expected = loaded.spec, made.FORMATS[name]
+    spec, expected = loaded.spec, formats.FORMATS[name]
     assert (spec.layout, str(spec.kind)) == (expected.layout, expected.kind)
     assert loaded.missing == ()
     assert loaded.unused == ()
@@ -46,11 +47,11 @@ def test_a_format_is_recognised_and_read_completely(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("layout", ["specbench", "speculators", "deepspec"])
-@pytest.mark.parametrize("name", made.FORMATS)
+@pytest.mark.parametrize("name", formats.FORMATS)
 def test_export_keeps_everything_or_refuses_in_one_line(name: str, layout: str, tmp_path: Path, target: Path) -> None:
     loaded = load(name, tmp_path)
     destination = tmp_path / "exported"
-    if layout not in made.FORMATS[name].exports:
+    if layout not in formats.FORMATS[name].exports:
         with pytest.raises(CheckpointError) as refused:
             export(loaded, destination, layout=layout, target=target)
         assert layout in str(refused.value)
@@ -59,7 +60,7 @@ def test_export_keeps_everything_or_refuses_in_one_line(name: str, layout: str, 
         assert not list(tmp_path.glob(".exported*"))
         return
     export(loaded, destination, layout=layout, target=target, target_name="toy/target")
-    again = load_checkpoint(destination, target_config=made.target_of(name, tmp_path / name))
+    again = load_checkpoint(destination, target_config=formats.target_of(name, tmp_path / name))
     assert again.spec.layout == layout
     ignore = {"embed_from", "head_from", "embed_scale", "layer_config"}
     assert spec_differences(loaded.spec, again.spec, ignore=ignore) == []
@@ -69,16 +70,16 @@ def test_export_keeps_everything_or_refuses_in_one_line(name: str, layout: str, 
     assert tensor_differences({k: v for k, v in loaded.tensors.items() if k not in _TABLES}, kept) == []
 
 
-@pytest.mark.parametrize("name", made.FORMATS)
+@pytest.mark.parametrize("name", formats.FORMATS)
 def test_inspect_tells_format_reason_and_plan(name: str, tmp_path: Path) -> None:
-    path = made.FORMATS[name].make(tmp_path / name)
-    report = inspect(path, target_config=made.target_of(name, path))
+    path = formats.FORMATS[name].make(tmp_path / name)
+    report = inspect(path, target_config=formats.target_of(name, path))
     assert report.usable
     assert report.problem is None
     assert report.reason
     assert report.parameters["total"] == sum(report.parameters.values()) - report.parameters["total"]
     assert any("reads from the target" in line for line in report.would_do)
-    assert json.loads(json.dumps(report.as_dict()))["method"] == made.FORMATS[name].kind
+    assert json.loads(json.dumps(report.as_dict()))["method"] == formats.FORMATS[name].kind
     assert render(report) is not None
 
 

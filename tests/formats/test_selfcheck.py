@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import support_checkpoints as made
+import support_mtp_checkpoints as mtp
 from specbench_drafters.formats.load import load_checkpoint
 
 from specbench.engine.target import Target
@@ -66,8 +67,8 @@ def test_alternatives_by_kind(tmp_path: Path) -> None:
     assert not {"layer ids +1", "layer ids -1"} & set(alternatives(at_the_end, num_layers=8))
     eagle = load_checkpoint(made.specforge_eagle31(tmp_path / "eagle")).spec
     assert {"recycle pre_norm", "residual normed"} <= set(alternatives(eagle, num_layers=8))
-    mtp = load_checkpoint(made.mimo(tmp_path / "mtp")).spec
-    assert alternatives(mtp, num_layers=8) == {
+    mimo = load_checkpoint(mtp.mimo(tmp_path / "mtp")).spec
+    assert alternatives(mimo, num_layers=8) == {
         "recycle pre_norm": {"recycle": "pre_norm"},
         "fed the state before the final norm": {"taps": (8,), "tap_final_norm": False},
         "concatenation embedding,hidden": {"concat_order": "embedding,hidden"},
