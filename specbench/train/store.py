@@ -86,7 +86,7 @@ class ShardedArray:
         self.dtype = parts[0].dtype
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return int(self.starts[-1])
 
     def __getitem__(self, key: slice | int | Sequence[int] | NDArray[Any]) -> NDArray[Any]:
         if isinstance(key, slice):

@@ -1,0 +1,297 @@
+"""Stage 1: prompts, and the target's answers to them, as token shards.
+
+Both steps work block by block. A block is a function of its prompts alone and is written whole, so a run that was
+killed at any point goes on from the last whole block and ends with the shards of a run that was not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specbench.errors import TaskError, TrainDataError
+from specbench.prompting import Renderer
+from specbench.resolve import silent_step
+from specbench.session import Step
+from specbench.train.answers import AnswerPlan, EngineWriter, Writer, run_requests, write_answers
+from specbench.train.manifest import (
+    check_disk,
+    fingerprint,
+    owned,
+    read_manifest,
+    readable_bytes,
+    same_settings,
+    write_manifest,
+)
+from specbench.train.progress import Meter, Screen, Silence, readable_seconds
+from specbench.train.shards import ANSWERS_VERSION, check_file, write_token_shard
+from specbench.train.sources import Evaluation, Sieve, load_evaluation, load_prompts
+from specbench.train.spec import PrepareSpec
+from specbench.train.synthesise import (
+    TASK,
+    candidate,
+    read_prompt_shard,
+    turn_prompt,
+    turn_request,
+    write_prompt_shard,
+)
+from specbench.train.target import FoundTarget, find_target
+from specbench.types import Prompt, Request, Sampling
+from specbench.workloads.driver import DriveProgress
+
+_BYTES_PER_TOKEN = 6  # ids and mask before compression: more than a shard ever takes
+
+
+def prepare(spec: PrepareSpec, *, screen: Screen | None = None, step: Step = silent_step) -> dict[str, Any]:
+    """Run the stage to its end, or go on with it; the finished manifest.
+
+    Errors: TaskError, ConfigError, TargetError for what cannot be had; TrainDataError when the folder holds other data
+    or is in use; CapacityError when the disk is too small.
+    """
+    screen = screen or Silence()
+    with owned(spec.out):
+        with step("reading prompts and evaluation tasks"):
+            evaluation = load_evaluation(spec.evaluation)
+            given, versions = load_prompts(spec, folder=spec.out)
+        found = find_target(spec.target, trust_remote_code=spec.trust_remote_code, step=step)
+        manifest = _begin(spec, found, evaluation, versions)
+        sieve = Sieve(evaluation.index)
+        admitted = [prompt for prompt in given if sieve.admits(prompt)]
+        manifest["refused_given"] = dict(sorted(sieve.refused.items()))
+        _say_sources(screen, given=given, admitted=admitted, evaluation=evaluation, sieve=sieve)
+        if given and not admitted and not spec.synthesise:
+            raise TaskError(
+                f"all {len(given)} prompts are refused, as evaluation prompts or copies; give others, "
+                "or name the evaluation with --evaluation"
+            )
+        if _finished(spec, manifest):
+            screen.say(f"{spec.out} is complete: {_totals(manifest)}")
+            return manifest
+        renderer = found.renderer(thinking=spec.thinking)
+        run = _Run(spec, manifest, renderer, _writer(spec, found, step), sieve, screen)
+        prompts = admitted + run.synthesise()
+        run.answer(prompts)
+        return manifest
+
+
+def _begin(spec: PrepareSpec, found: FoundTarget, evaluation: Evaluation, versions: dict[str, str]) -> dict[str, Any]:
+    """The folder's manifest where it was begun with the same settings, else a fresh one."""
+    settings = {**spec.settings(), "sources": versions, "evaluation": evaluation.tasks}
+    try:
+        manifest = read_manifest(spec.out, kind="answers", version=ANSWERS_VERSION)
+    except TrainDataError:
+        if (spec.out / "manifest.json").exists():
+            raise
+        fresh = {
+            "kind": "answers",
+            "version": ANSWERS_VERSION,
+            "settings": settings,
+            "target": found.identity(),
+            "evaluation": evaluation.describe(),
+            "prompt_shards": [],
+            "shards": [],
+            "complete": False,
+        }
+        write_manifest(spec.out, fresh)
+        return fresh
+    same_settings(manifest["settings"], settings, folder=spec.out)
+    same_settings(manifest["target"], found.identity(), folder=spec.out)
+    for entry in (*manifest["prompt_shards"], *manifest["shards"]):
+        check_file(spec.out, entry, command="prepare")
+    return manifest
+
+
+def _writer(spec: PrepareSpec, found: FoundTarget, step: Step) -> Writer:
+    if spec.base_url is not None:
+        from specbench.train.server import ServerWriter
+
+        return ServerWriter.connect(spec, found)
+    target = found.load(dtype=spec.dtype, device=spec.device, threads=spec.threads, step=step)
+    return EngineWriter(target, rows=spec.rows, kv_memory=spec.kv_memory, prefill_chunk=spec.prefill_chunk)
+
+
+def _finished(spec: PrepareSpec, manifest: dict[str, Any]) -> bool:
+    """Every prompt is answered, or as many tokens are written as are asked for."""
+    written = _sum(manifest, "target_tokens")
+    if spec.target_tokens is not None and written >= spec.target_tokens:
+        return True
+    return bool(manifest["complete"]) and not manifest["stopped_early"]
+
+
+def _sum(manifest: dict[str, Any], key: str) -> int:
+    return sum(int(entry[key]) for entry in manifest["shards"])
+
+
+def _totals(manifest: dict[str, Any]) -> str:
+    count = len(manifest["shards"])
+    return (
+        f"{_sum(manifest, 'rows'):,} sequences, {_sum(manifest, 'tokens'):,} tokens, "
+        f"{_sum(manifest, 'target_tokens'):,} of them by the target "
+        f"({_sum(manifest, 'greedy_tokens'):,} greedy, {_sum(manifest, 'heldout_tokens'):,} held out), {count} shards"
+    )
+
+
+def _say_sources(
+    screen: Screen, *, given: Sequence[Prompt], admitted: Sequence[Prompt], evaluation: Evaluation, sieve: Sieve
+) -> None:
+    kept_out = sum(task["prompts"] for task in evaluation.tasks.values())
+    screen.say(f"kept out of training: {kept_out:,} prompts of {', '.join(evaluation.tasks) or 'no task'}")
+    for name in evaluation.absent:
+        screen.say(f"warning: the prompts of {name} cannot be had here, so they cannot be kept out")
+    if given:
+        screen.say(f"{len(admitted):,} of {len(given):,} prompts are used{_refusals(sieve.refused)}")
+
+
+def _refusals(refused: Counter[str]) -> str:
+    listed = ", ".join(f"{count:,} {reason}" for reason, count in sorted(refused.items()))
+    return f"; refused: {listed}" if listed else ""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One session of the stage."""
+
+    spec: PrepareSpec
+    manifest: dict[str, Any]
+    renderer: Renderer
+    writer: Writer
+    sieve: Sieve
+    screen: Screen
+
+    def _save(self) -> None:
+        write_manifest(self.spec.out, self.manifest)
+
+    # ---------------------------------------------------------------------------------------------- user turns
+
+    def synthesise(self) -> list[Prompt]:
+        """The first ``spec.synthesise`` user turns that are fit to use, written block by block."""
+        wanted = self.spec.synthesise
+        shards = self.manifest["prompt_shards"]
+        prompts: list[Prompt] = []
+        for entry in shards:
+            held = read_prompt_shard(self.spec.out / entry["name"])
+            prompts += held
+            for prompt in held:
+                self.sieve.seen.add(prompt.turns[0])
+        looked = shards[-1]["candidates"] if shards else 0
+        meter = Meter("user turns", "turns", wanted, self.screen, before=len(prompts))
+        before = len(prompts)
+        while len(prompts) < wanted:
+            refused: Counter[str] = Counter()
+            self.sieve.refused = refused
+            found = self._turns(range(looked, looked + self.spec.block), refused)
+            looked += self.spec.block
+            if not found:
+                raise TaskError(
+                    f"the target wrote no usable user turn in {self.spec.block} tries{_refusals(refused)}; "
+                    "give prompts with --task, --prompts or --hub instead"
+                )
+            prompts += found
+            path = self.spec.out / f"prompts-{len(shards):05d}.jsonl"
+            shards.append(write_prompt_shard(path, found, refused=refused, last=looked))
+            self._save()
+            meter.at(len(prompts) - before)
+        if wanted:
+            total = sum((Counter(entry["refused"]) for entry in shards), Counter[str]())
+            self.screen.say(f"user turns: {wanted:,} of {looked:,} candidates{_refusals(total)}")
+        return prompts[:wanted]
+
+    def _turns(self, numbers: range, refused: Counter[str]) -> list[Prompt]:
+        spec = self.spec
+        wanted = [candidate(number, domains=spec.domains, seed=spec.seed) for number in numbers]
+        requests = {
+            one.id: turn_request(
+                one,
+                self.renderer,
+                sampling=Sampling(temperature=spec.turn_temperature),
+                seed=spec.seed,
+                max_new_tokens=spec.max_turn_tokens,
+                stop_ids=self.writer.stop_ids,
+            )
+            for one in wanted
+            if not one.opener.whole
+        }
+        tasks = [Prompt(id=name, task=TASK, domain="", turns=("",)) for name in requests]
+        longest = max((len(r.prompt_ids) for r in requests.values()), default=0) + spec.max_turn_tokens
+
+        def build(prompt: Prompt, answers: Sequence[tuple[int, ...]]) -> Request:
+            return requests[prompt.id]
+
+        traces, _ = run_requests(tasks, build, writer=self.writer, context=longest, on_progress=None)
+        prompts = []
+        for one in wanted:
+            written, stopped = "", True
+            if not one.opener.whole:
+                trace = traces[one.id]
+                written, stopped = self.renderer.text_of(trace.output_ids), trace.stop_reason == "stop"
+            prompt = turn_prompt(one, written, stopped=stopped, refused=refused)
+            if prompt is not None and self.sieve.admits(prompt):
+                prompts.append(prompt)
+        return prompts
+
+    # ------------------------------------------------------------------------------------------------- answers
+
+    def answer(self, prompts: Sequence[Prompt]) -> None:
+        """Answer the prompts block by block, each block a shard, until all are answered or enough is written."""
+        spec, shards = self.spec, self.manifest["shards"]
+        plan = AnswerPlan(
+            sampling=Sampling(temperature=spec.temperature, top_p=spec.top_p, top_k=spec.top_k),
+            greedy_share=spec.greedy_share,
+            heldout_share=spec.heldout_share,
+            max_new_tokens=spec.max_new_tokens,
+            max_context=spec.max_context,
+            seed=spec.seed,
+        )
+        self.manifest["complete"] = False
+        self._estimate(prompts, plan)
+        blocks = [prompts[at : at + spec.block] for at in range(0, len(prompts), spec.block)]
+        before = _sum(self.manifest, "target_tokens")
+        meter = Meter("answers", "tokens", self._expected(prompts), self.screen, before=before)
+        for block in blocks[len(shards) :]:
+            if _finished(spec, self.manifest):
+                break
+            start = meter.done
+
+            def progress(at: DriveProgress, start: float = start) -> None:
+                meter.at(start + at.tokens)
+
+            done = write_answers(block, writer=self.writer, renderer=self.renderer, plan=plan, on_progress=progress)
+            path = spec.out / f"answers-{len(shards):05d}.parquet"
+            entry = write_token_shard(path, done.rows)
+            shards.append({**entry, "prompts": len(block), "skipped": done.skipped})
+            self._save()
+            meter.total = self._expected(prompts)
+            meter.at(_sum(self.manifest, "target_tokens") - before)
+        self.manifest.update(
+            complete=True,
+            stopped_early=len(shards) < len(blocks),
+            notes=list(self.renderer.notes),
+            content=fingerprint([entry["sha256"] for entry in shards]),
+        )
+        self._save()
+        self.screen.say(f"answers: {_totals(self.manifest)}")
+
+    def _expected(self, prompts: Sequence[Prompt]) -> float:
+        """Tokens that the target will have written at the end: at most, and as the shards so far suggest."""
+        turns = sum(len(prompt.turns) for prompt in prompts)
+        total = float(turns * self.spec.max_new_tokens)
+        answered = sum(entry["prompts"] for entry in self.manifest["shards"])
+        if answered:
+            total = len(prompts) * _sum(self.manifest, "target_tokens") / answered
+        return min(total, self.spec.target_tokens or total)
+
+    def _estimate(self, prompts: Sequence[Prompt], plan: AnswerPlan) -> None:
+        """Say before the start how much it is and how long it will take; refuse what the disk cannot hold."""
+        left = self._expected(prompts) - _sum(self.manifest, "target_tokens")
+        if left <= 0:
+            return
+        size = int(left * _BYTES_PER_TOKEN * 2)  # as many tokens again for the prompts
+        free = check_disk(self.spec.out, size, what=f"answers of {left:,.0f} tokens")
+        speed = self.writer.speed(prompts, self.renderer, plan=plan)
+        time = "an unknown time" if speed is None else f"{readable_seconds(left / speed)} at {speed:,.0f} tokens/s"
+        self.screen.say(
+            f"to write: about {left:,.0f} tokens for {len(prompts):,} prompts, at most {readable_bytes(size)} "
+            f"({readable_bytes(free)} free), {time}"
+        )

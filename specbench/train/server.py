@@ -1,0 +1,239 @@
+"""Answers by any OpenAI-compatible server: token ids go to its completions route, text comes back and is tokenised.
+
+The text of an answer may be tokenised otherwise than it was written; that is the price of an interface of texts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from specbench.api import Backend, Clock
+from specbench.engine.clock import WallClock
+from specbench.errors import TargetError, unknown_name
+from specbench.prompting import Renderer
+from specbench.train.answers import AnswerPlan
+from specbench.train.spec import PrepareSpec
+from specbench.train.target import FoundTarget
+from specbench.types import Prompt, Request, RequestTrace, RunTrace, Sampling, Status, TokenEvent
+
+API_KEY = "SPECBENCH_API_KEY"  # environment variable with the server's key, where it wants one
+_TIMEOUT_S = 600.0
+_LONGEST_WAIT_S = 30.0
+_NAP_S = 0.2
+_TRY_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerWriter:
+    """A server of the target with ``rows`` requests in flight."""
+
+    base_url: str
+    model: str
+    tries: int
+    rows: int
+    tokenizer: Any
+    stop_ids: frozenset[int]
+    end_id: int | None  # what stands for the stop in a text that ended by itself
+    context_limit: int
+
+    @classmethod
+    def connect(cls, spec: PrepareSpec, found: FoundTarget) -> Self:
+        """Errors: TargetError when no server answers; UnknownNameError when it does not serve the model."""
+        assert spec.base_url is not None, "the caller asks for a server"
+        assert spec.server_model is not None, "the spec demands the model's name"
+        tokenizer = found.renderer(thinking=spec.thinking).tokenizer
+        stops = _stop_ids(found.resolved.path)
+        end = tokenizer.eos_token_id if tokenizer.eos_token_id in stops else next(iter(stops), None)
+        writer = cls(
+            base_url=spec.base_url.rstrip("/"),
+            model=spec.server_model,
+            tries=spec.server_tries,
+            rows=spec.rows,
+            tokenizer=tokenizer,
+            stop_ids=frozenset(stops),
+            end_id=end,
+            context_limit=spec.max_context,
+        )
+        writer._check()
+        return writer
+
+    def open(self, *, max_context: int) -> tuple[Backend, Clock]:
+        """A fresh connection."""
+        clock = WallClock()
+        return _Connection(self, clock), clock
+
+    def speed(self, prompts: Sequence[Prompt], renderer: Renderer, *, plan: AnswerPlan) -> float | None:
+        """None: a server's speed shows only under its own load."""
+        return None
+
+    def client(self) -> Any:
+        """An HTTP client for one connection."""
+        import httpx2
+
+        key = os.environ.get(API_KEY)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        limits = httpx2.Limits(max_connections=self.rows)
+        return httpx2.Client(timeout=_TIMEOUT_S, headers=headers, limits=limits)
+
+    def _check(self) -> None:
+        with self.client() as client:
+            found = _call(client, "GET", f"{self.base_url}/models", body=None, tries=1)
+        served = [str(entry.get("id")) for entry in found.get("data", []) if isinstance(entry, dict)]
+        if served and self.model not in served:
+            raise unknown_name("model of the server", self.model, served)
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """The completions call for a request. Its random numbers are the server's, from a seed of the request's."""
+        sampling = request.sampling
+        found: dict[str, Any] = {
+            "model": self.model,
+            "prompt": list(request.prompt_ids),
+            "max_tokens": request.max_new_tokens,
+            "temperature": sampling.temperature,
+            "seed": (request.number ^ request.seed) % 2**31,
+        }
+        if sampling.top_p < 1:
+            found["top_p"] = sampling.top_p
+        if sampling.top_k is not None:
+            found["top_k"] = sampling.top_k
+        return found
+
+    def tokens(self, choice: dict[str, Any], *, limit: int) -> tuple[tuple[int, ...], str]:
+        """Token ids of a reply's choice and why it ended ("stop" or "length")."""
+        ids = list(self.tokenizer(str(choice.get("text") or ""), add_special_tokens=False).input_ids)
+        stopped = choice.get("finish_reason") == "stop" and len(ids) < limit
+        if stopped and self.end_id is not None:
+            ids.append(self.end_id)
+        return tuple(ids[:limit]), "stop" if stopped else "length"
+
+
+@dataclass(slots=True)
+class _Connection:
+    """Requests in flight to a server; a Backend of `specbench.api`."""
+
+    writer: ServerWriter
+    clock: WallClock
+    _pool: ThreadPoolExecutor = field(init=False)
+    _client: Any = field(init=False)
+    _pending: dict[Future[RequestTrace], Request] = field(default_factory=dict)
+    _done: list[RequestTrace] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(self.writer.rows)
+        self._client = self.writer.client()
+
+    def submit(self, request: Request, *, warmup: bool = False, arrival_s: float | None = None) -> None:
+        """Send a request."""
+        self._pending[self._pool.submit(self._complete, request, warmup)] = request
+
+    def poll(self) -> list[TokenEvent]:
+        """Whole answers that came back within a moment. Errors: TargetError when the server refuses or is gone."""
+        finished, _ = wait(self._pending, timeout=_NAP_S, return_when=FIRST_COMPLETED)
+        events = []
+        for future in finished:
+            del self._pending[future]
+            try:
+                trace = future.result()
+            except TargetError:
+                self._end()
+                raise
+            self._done.append(trace)
+            events.append(TokenEvent(trace.id, trace.output_ids, True))
+        return events
+
+    def close(self) -> RunTrace:
+        """End the connection; the answers so far."""
+        self._end()
+        return RunTrace(
+            requests=tuple(self._done),
+            rounds=(),
+            steps=(),
+            method="server",
+            draft_length=0,
+            sampling=Sampling(),
+            concurrency=self.writer.rows,
+            wall_s=self.clock.now(),
+        )
+
+    def _end(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._client.close()
+
+    def _complete(self, request: Request, warmup: bool) -> RequestTrace:
+        started = self.clock.now()
+        url = f"{self.writer.base_url}/completions"
+        reply = _call(self._client, "POST", url, body=self.writer.body(request), tries=self.writer.tries)
+        choices = reply.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise TargetError(f"{url} answers without choices ({str(reply)[:80]}); is it an OpenAI-compatible server?")
+        ids, reason = self.writer.tokens(choices[0], limit=request.max_new_tokens)
+        now = self.clock.now()
+        return RequestTrace(
+            id=request.id,
+            number=request.number,
+            task=request.task,
+            domain=request.domain,
+            prompt_tokens=len(request.prompt_ids),
+            prompt_hash="",
+            max_new_tokens=request.max_new_tokens,
+            seed=request.seed,
+            status=Status.OK,
+            error=None,
+            warmup=warmup,
+            arrival_s=started,
+            admitted_s=started,
+            first_token_s=now,
+            finish_s=now,
+            token_times_s=(now,),
+            first_token=min(len(ids), 1),
+            first_token_gap=None,
+            output_ids=ids,
+            stop_reason=reason,
+        )
+
+
+def _call(client: Any, verb: str, url: str, *, body: dict[str, Any] | None, tries: int) -> dict[str, Any]:
+    """One call, tried again after a pause where the server is busy or away. Errors: TargetError."""
+    import httpx2
+
+    trouble = ""
+    for attempt in range(tries):
+        if attempt:
+            time.sleep(min(0.5 * 2**attempt, _LONGEST_WAIT_S))
+        try:
+            reply = client.request(verb, url, json=body)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            trouble = f"{type(error).__name__}: {error}"
+            continue
+        if reply.status_code in _TRY_AGAIN:
+            trouble = f"HTTP {reply.status_code}"
+            continue
+        if reply.status_code != 200:
+            raise TargetError(f"{url} refuses the request: HTTP {reply.status_code}: {reply.text[:160]}; see its log")
+        try:
+            found = reply.json()
+        except ValueError as error:
+            raise TargetError(f"{url} answers no JSON ({error}); is it an OpenAI-compatible server?") from error
+        if isinstance(found, dict):
+            return found
+        trouble = f"a {type(found).__name__} instead of an object"
+    raise TargetError(f"no answer from {url}: {trouble or 'none'}; start the server or correct --base-url")
+
+
+def _stop_ids(folder: Path) -> list[int]:
+    """End-of-turn ids as the model's files state them, in their order; none where they state none."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        stated = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        if stated is not None:
+            return [int(i) for i in (stated if isinstance(stated, list) else [stated])]
+    return []
