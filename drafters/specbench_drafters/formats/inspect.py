@@ -180,7 +180,8 @@ def would_do(spec: DrafterSpec) -> tuple[str, ...]:
     if spec.confidence != "none":
         calibrated = "calibrated" if spec.sts_temperatures else "uncalibrated"
         lines.append(f"confidence head on {spec.confidence}, {calibrated}")
-    lines.append(f"runs as --method {str(spec.kind).replace('_', '-')}, {spec.gamma} drafts a round by default")
+    count = f"{spec.gamma} draft{'s' if spec.gamma != 1 else ''}"
+    lines.append(f"runs as --method {str(spec.kind).replace('_', '-')}, {count} a round by default")
     return tuple(lines)
 
 
