@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from specbench.engine.policy import PolicyContext
 from specbench.errors import ConfigError
 from specbench.types import Load, Proposal, Rows, Verdict, VerifyPlan
 
@@ -16,7 +17,7 @@ class FixedPolicy:
 
     causal: ClassVar[bool] = True
 
-    def __init__(self, draft_length: int, argument: str | None = None) -> None:
+    def __init__(self, draft_length: int, argument: str | None = None, *, context: PolicyContext | None = None) -> None:
         if argument is not None:
             if not argument.isdigit():
                 raise ConfigError(f"policy 'fixed:{argument}': the length must be a whole number; write fixed:3")

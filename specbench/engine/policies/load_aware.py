@@ -1,0 +1,156 @@
+"""``load-aware``: the capacity comes from the scores of earlier cycles, this cycle's scores only rank the drafts.
+
+The production form of the DSpark paper (arXiv 2607.05147): with L the lag, the number K of drafts that the step
+verifies maximises the throughput expected from the scores of L cycles ago, over the whole jagged cost table; the K
+drafts that look best now are verified. K owes nothing to the drafts that it decides on, and a draft's rank nothing to
+later drafts of its row, so each request's distribution stays exact. With lag 0 the search looks back at what it
+decides on: a diagnostic, biased (appendix A of the paper), which never ranks.
+
+``draft-cost=on`` puts the price of drafting into the objective and lets rows skip it while they are not expected to
+pay for it (the early exit that the paper leaves to future work). A row that skips has no fresh scores: what was known
+of it fades into the estimate for its domain.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from specbench.engine.policy import (
+    SHARED,
+    Decision,
+    Option,
+    PolicyContext,
+    ScoredPolicy,
+    canonical,
+    needed_cost,
+    parse_options,
+)
+from specbench.errors import ConfigError
+from specbench.kernels.plan import Drafting, admit, best_capacity, best_drafting, rank, survival
+from specbench.types import Load, Proposal, Rows
+
+FADE = 0.5  # what is left of an old score after a cycle without drafting
+
+OPTIONS = {
+    "lag": Option("count", 2, "age in cycles of the scores that set the capacity"),
+    "draft-cost": Option("switch", False, "count the price of drafting, and skip drafting that does not pay"),
+    **SHARED,
+}
+
+
+class ScoreHistory:
+    """Survivals of the last L cycles by slot, read L cycles later by the request that wrote them."""
+
+    def __init__(self, lag: int, *, slots: int, positions: int, device: torch.device) -> None:
+        self._lag = lag
+        self._scores = torch.zeros(lag, slots, positions, dtype=torch.float64, device=device)
+        self._step = torch.zeros(lag, slots, dtype=torch.int64, device=device)
+        self._owner = torch.zeros(lag, slots, dtype=torch.int64, device=device)
+        self._written = torch.zeros(lag, slots, dtype=torch.bool, device=device)
+
+    def read(self, rows: Rows, step: int) -> Tensor:
+        """[B, G] float64 of ``lag`` cycles ago; all ones for a request that was not decoding then."""
+        at = step % self._lag
+        held = self._scores[at, rows.slots]
+        own = self._written[at, rows.slots] & (self._owner[at, rows.slots] == rows.number)
+        own &= self._step[at, rows.slots] == step - self._lag
+        return torch.where(own[:, None], held, torch.ones_like(held))
+
+    def write(self, rows: Rows, step: int, scores: Tensor) -> None:
+        """Keep ``scores`` [B, G] of this cycle."""
+        at = step % self._lag
+        self._scores[at, rows.slots] = scores
+        self._step[at, rows.slots] = step
+        self._owner[at, rows.slots] = rows.number
+        self._written[at, rows.slots] = True
+
+
+class LoadAwarePolicy(ScoredPolicy):
+    """Lagged capacity, fresh ranking."""
+
+    def __init__(
+        self, draft_length: int, options: dict[str, Any], name: str, *, context: PolicyContext | None = None
+    ) -> None:
+        self._cost = needed_cost("load-aware", context)
+        super().__init__(name, draft_length, options, context)
+        self._lag: int = options["lag"]
+        self._priced: bool = options["draft-cost"]
+        if self._priced and self.context.method not in self._cost.table.draft:
+            raise ConfigError(
+                f"load-aware with draft-cost=on needs the price of drafting with '{self.context.method}', which the "
+                f"cost table does not hold; measure it with 'specbench profile --method {self.context.method}'"
+            )
+        self._history = ScoreHistory(
+            max(self._lag, 1), slots=self.context.max_rows, positions=draft_length, device=self.context.device
+        )
+        self._known: Tensor | None = None  # [B, G] this step's lagged survivals
+        self._drafting: Drafting | None = None  # this step's choice of rows, with draft-cost=on
+        self._asked: Tensor | None = None  # [B] bool, the rows that were let draft, with draft-cost=on
+
+    def draft_limits(self, rows: Rows, *, load: Load) -> Tensor:
+        """[B] int64: the full length, or 0 where drafting is not expected to pay."""
+        self._known = self._history.read(rows, load.step)
+        if not self._priced:
+            return super().draft_limits(rows, load=load)
+        rates = self._cost.rates(len(rows), prefill=load.prefill_tokens, candidates=self._known.numel())
+        self._drafting = best_drafting(
+            self._known,
+            draft_seconds=self._cost.draft_seconds(self.context.method, len(rows)),
+            verify_seconds=1.0 / rates,
+        )
+        chosen = self._drafting.rows
+        everything = self.exploring(rows)
+        if everything is not None:
+            chosen = chosen | torch.tensor(everything).to(chosen.device, non_blocking=True)
+        self._asked = chosen
+        return torch.where(chosen, self.draft_length, 0)
+
+    def _decide(self, rows: Rows, *, conditional: Tensor, scores: Tensor, proposal: Proposal, load: Load) -> Decision:
+        assert self._known is not None, "limits come before the plan"
+        known, drafting, asked = self._known, self._drafting, self._asked
+        self._known = self._drafting = self._asked = None
+        fresh = torch.nn.functional.pad(scores, (0, known.shape[1] - scores.shape[1]))  # [B, G of the policy]
+        if self._lag:
+            self._keep(rows, load.step, known, fresh, asked)
+        if drafting is not None:
+            choice = drafting.choice
+        else:
+            basis = known if self._lag else fresh
+            whole = torch.full_like(proposal.counts, basis.shape[1])
+            rates = self._cost.rates(len(rows), prefill=load.prefill_tokens, candidates=basis.numel())
+            choice = best_capacity(rank(basis, whole), rates)
+        facts = {"capacity": choice.admitted, "theta": choice.theta}
+        if drafting is not None:
+            facts["drafting"] = drafting.rows.sum()
+        lengths = admit(rank(scores, proposal.counts), choice.admitted)
+        return Decision(lengths, facts, label=f"lag={self._lag}")
+
+    def _keep(self, rows: Rows, step: int, known: Tensor, fresh: Tensor, asked: Tensor | None) -> None:
+        if asked is not None:
+            everyone = torch.full_like(rows.lengths, known.shape[1])
+            usual = survival(self.scores.expected(rows, known.shape[1]), everyone)
+            fresh = torch.where(asked[:, None], fresh, FADE * known + (1 - FADE) * usual)
+        self._history.write(rows, step, fresh)
+
+
+class RetrospectivePolicy(LoadAwarePolicy):
+    """Lag 0: the capacity is chosen with the scores of the drafts that it decides on. Biased, never ranked."""
+
+    causal: ClassVar[bool] = False
+
+
+def make(draft_length: int, argument: str | None = None, *, context: PolicyContext | None = None) -> LoadAwarePolicy:
+    """The policy with its options, not causal at lag 0. Errors: ConfigError, UnknownNameError."""
+    options = parse_options("load-aware", argument, OPTIONS)
+    if options["lag"] == 0 and options["draft-cost"]:
+        raise ConfigError(
+            "load-aware decides on drafting before it has this cycle's scores; draft-cost=on needs lag >= 1"
+        )
+    kind = LoadAwarePolicy if options["lag"] else RetrospectivePolicy
+    return kind(draft_length, options, canonical("load-aware", options), context=context)
+
+
+PLUGIN = make
