@@ -15,7 +15,7 @@ from specbench.config import BASELINE, CellSpec, MethodSpec
 from specbench.engine.clock import WallClock
 from specbench.engine.engine import Engine
 from specbench.memory import PeakMemory
-from specbench.resolve import ResolvedDrafter, resolve_drafter
+from specbench.resolve import ResolvedDrafter, find_target, resolve_drafter
 from specbench.session import Session, Step
 from specbench.types import Prompt, Request, RunTrace, Status
 from specbench.workloads.driver import DriveProgress, Outcome, Skipped, drive
@@ -159,16 +159,29 @@ def _contestant(session: Session, method: MethodSpec, checkpoint: Path | None) -
 
 
 def _find_checkpoint(session: Session, method: str, *, step: Step) -> ResolvedDrafter | None:
-    """The checkpoint that the user names, else the packaged one for this target, else None."""
+    """The checkpoint that the user names, else the packaged one for this target, else a published one, else None.
+
+    None is right for methods without weights, and for MTP layers inside the target's own.
+    """
     trusted = session.spec.trust_remote_code
     named = session.spec.drafters.get(method)
     if named is not None:
         return resolve_drafter(named, progress=step, trust_remote_code=trusted)
     packaged = packaged_for(target=session.spec.target, method=method)
     if packaged is None:
-        return None
+        return _published(session, method, step=step)
     found = resolve_drafter(str(packaged.path), progress=step)
     return ResolvedDrafter(f"packaged:{packaged.target}/{method}", found.path, "package", found.sha256)
+
+
+def _published(session: Session, method: str, *, step: Step) -> ResolvedDrafter | None:
+    """The public repository known for this target and method, said aloud; None where there is none."""
+    known = find_target(session.spec.target)
+    entry = registry.load("formats", "published").pick(known.hub if known else session.spec.target, method)
+    if entry is None or entry.repository == entry.target:
+        return None
+    with step(f"no drafter named for {method}: taking the published {entry.repository}"):
+        return resolve_drafter(entry.repository, progress=step, trust_remote_code=session.spec.trust_remote_code)
 
 
 def _planned_bytes(session: Session, contestant: Contestant, engine: Engine) -> dict[str, int]:
