@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -23,7 +24,7 @@ from specbench.types import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 
 class Random(Protocol):
@@ -170,4 +171,106 @@ class Metric(Protocol):
 
     def compute(self, trace: RunTrace) -> Iterable[Estimate]:
         """Every estimate that the trace has data for; none where it has none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a drafter in training is judged by: shares of the terms (`specbench.drafting.token_loss`) and their average.
+
+    ``position_weights`` [G] weigh prediction k of a round. ``average``: "weights" divides by the sum of the weights of
+    all judged predictions, "steps" takes the mean of each k apart, "tokens" divides by the tokens of the batch.
+    ``renormalise`` restricts the target to the draft vocabulary and drops predictions whose likeliest token it lacks.
+    """
+
+    ce: float
+    soft_ce: float
+    tv: float
+    confidence: float
+    position_weights: tuple[float, ...]
+    average: str = "weights"
+    renormalise: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """Sequences flat one after another, what the target computed at them, and where to draft.
+
+    ``features`` are the drafter's own taps in order. ``drafts`` predictions follow each anchor: the whole round, or
+    fewer early in training. ``num_tokens`` counts the tokens of the sequences before what no anchor needs was cut off.
+    """
+
+    token_ids: Tensor  # [T] int64
+    loss_mask: Tensor  # [T] bool
+    features: Tensor  # [T, D]
+    last_hidden: Tensor  # [T, d], after the target's final norm
+    log_normaliser: Tensor  # [T] float32
+    anchors: Tensor  # [N] int64, flat and ascending
+    sequence_starts_host: tuple[int, ...]
+    drafts: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainLoss:
+    """Outcome of a batch. ``total`` is to be minimised; ``terms`` are its parts by name, without gradient.
+
+    Both are already divided by the counts of the whole step, so they add up over batches and ranks. N anchors, G
+    predictions; an entry of the others means something where ``supervised``.
+    """
+
+    total: Tensor  # []
+    terms: Mapping[str, Tensor]
+    supervised: Tensor  # [N, G] bool
+    accept: Tensor  # [N, G] float32, analytic acceptance rate
+    agree: Tensor | None = None  # [N, G] bool: the draft's argmax is the target's
+    named: Tensor | None = None  # [N, G] bool: the draft's argmax is the text's token
+
+
+class Trainable(Protocol):
+    """A drafter in training, bound to a target whose embedding and head are shared and frozen."""
+
+    module: nn.Module  # its trainable parameters and nothing else
+    taps: Taps
+    drafts: int  # predictions of a whole round
+
+    def counts(self, batch: TrainBatch) -> Tensor:
+        """Divisors [2, G] float64 of the soft terms and of the hard one; they add up over batches and ranks."""
+        ...
+
+    def loss(self, batch: TrainBatch, *, counts: Tensor, judge: bool = False) -> TrainLoss:
+        """Loss of a batch under the ``counts`` of the whole step; ``judge`` fills ``agree`` and ``named`` too."""
+        ...
+
+    def export(self, folder: Path, *, dtype: str) -> Path:
+        """Write the compact checkpoint to a new folder. Errors: CheckpointError when it cannot be read back."""
+        ...
+
+
+class TrainableMethod(Protocol):
+    """How a method's drafter is made for training. ``specbench_drafters/training/NAME.py`` sets ``PLUGIN`` to one."""
+
+    method: str  # the drafter that reads the checkpoint
+    options: Mapping[str, str]  # accepted keys of a recipe's [drafter]: name -> one line of help
+
+    def taps(self, target: TargetView, *, options: Mapping[str, Any]) -> Taps:
+        """The target's states that `build` will read. Errors: ConfigError."""
+        ...
+
+    def build(
+        self,
+        target: TargetView,
+        *,
+        options: Mapping[str, Any],
+        objective: Objective,
+        vocabulary: Tensor | None,
+        feature_scale: Tensor | None,
+        seed: int,
+    ) -> Trainable:
+        """A drafter with fresh weights on the target's device.
+
+        ``vocabulary`` [Vd] are the target ids of a reduced draft vocabulary, ascending; ``feature_scale`` [D] the
+        typical size of each tapped feature, which training divides by and the checkpoint's weights absorb.
+        Errors: ConfigError, UnknownNameError for a bad option.
+        """
         ...

@@ -27,13 +27,14 @@ class Kind:
 
 
 KINDS = {
-    "drafters": Kind("method", "specbench_drafters", frozenset({"formats", "weights"})),
+    "drafters": Kind("method", "specbench_drafters", frozenset({"formats", "weights", "training"})),
     "tasks": Kind("task", "specbench_tasks", frozenset({"data"})),
     "metrics": Kind("metric", "specbench.metrics"),
     "workloads": Kind("load pattern", "specbench.workloads", frozenset({"driver"})),
     "backends": Kind("backend", "specbench.backends"),
     "policies": Kind("policy", "specbench.engine.policies"),
     "formats": Kind("checkpoint tool", "specbench_drafters.formats"),
+    "trainables": Kind("trainable method", "specbench_drafters.training"),
 }
 
 

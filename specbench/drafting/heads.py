@@ -66,18 +66,20 @@ class MarkovHead(nn.Module):
     def forced(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Bias logits [..., G, Vd] of whole blocks under given tokens (training): ``hidden`` [..., G, d],
         ``previous`` [..., G] the token before each position."""
+        bias: Tensor = self.markov_w2(self.forced_low(hidden, previous))
+        return bias
+
+    def forced_low(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """What `forced` multiplies with W2: [..., G, r]."""
         embedded = self.embed(previous)
         if self.kind != "rnn":
-            low, _ = self._low(hidden, embedded, None)
-        else:
-            state = self.start(hidden[..., 0, :])
-            rows = []
-            for k in range(hidden.shape[-2]):
-                row, state = self._low(hidden[..., k, :], embedded[..., k, :], state)
-                rows.append(row)
-            low = torch.stack(rows, dim=-2)
-        bias: Tensor = self.markov_w2(low)
-        return bias
+            return self._low(hidden, embedded, None)[0]
+        state = self.start(hidden[..., 0, :])
+        rows = []
+        for k in range(hidden.shape[-2]):
+            row, state = self._low(hidden[..., k, :], embedded[..., k, :], state)
+            rows.append(row)
+        return torch.stack(rows, dim=-2)
 
 
 class ConfidenceHead(nn.Module):

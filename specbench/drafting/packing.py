@@ -77,7 +77,7 @@ def pack_blocks(
     ends = starts[1:][sequence]
     targets = anchors[:, None] + torch.arange(1, drafts + 1, device=device)  # [N, G]
     inside = targets < ends[:, None]
-    targets = targets.clamp(max=count - 1)
+    before, targets = (targets - 1).clamp(max=count - 1), targets.clamp(max=count - 1)
     supervised = (inside & loss_mask.bool()[targets]).to(torch.int64).cumprod(dim=1).bool()
     blocks = torch.searchsorted(anchors, starts).tolist()
     anchors_host = anchors.tolist()
@@ -91,8 +91,8 @@ def pack_blocks(
         anchors=anchors,
         anchor_ids=token_ids[anchors],
         labels=token_ids[targets],
-        previous=token_ids[targets - 1],
-        teacher_rows=targets - 1,
+        previous=token_ids[before],
+        teacher_rows=before,
         supervised=supervised,
         sequence_starts_host=tuple(sequence_starts),
         block_starts_host=tuple(blocks),
@@ -100,12 +100,14 @@ def pack_blocks(
     )
 
 
-def packed_hidden(model: BlockModel, features: Tensor, packed: PackedBlocks) -> Tensor:
+def packed_hidden(model: BlockModel, features: Tensor, packed: PackedBlocks, *, drafts: int | None = None) -> Tensor:
     """Final-normed states [N, G, d] of all predicting rows; differentiable.
 
-    ``features`` [T, feature_size] are the target's taps at every flat token.
+    ``features`` [T, feature_size] are the target's taps at every flat token. ``drafts`` G below the model's own makes
+    shorter blocks (a curriculum): the anchor and fewer masks.
     """
-    span = model.config.block_inputs
+    drafts = model.config.max_drafts if drafts is None else drafts
+    span = model.config.block_inputs - model.config.max_drafts + drafts
     context = list(model.context_keys(model.context(features), packed.positions))
     positions = packed.positions[packed.anchors][:, None] + torch.arange(span, device=features.device)  # [N, S]
     masks = _masks(model, packed, positions)
@@ -126,8 +128,8 @@ def packed_hidden(model: BlockModel, features: Tensor, packed: PackedBlocks) -> 
             parts.append(out[0].view(last - first, span, *out.shape[2:]))
         return torch.cat(parts)
 
-    hidden = model.block(model.block_embeddings(packed.anchor_ids), positions=positions, attend=attend_layer)
-    return model.predictions(hidden, drafts=model.config.max_drafts)
+    inputs = model.block_embeddings(packed.anchor_ids)[:, :span]
+    return model.predictions(model.block(inputs, positions=positions, attend=attend_layer), drafts=drafts)
 
 
 def _masks(model: BlockModel, packed: PackedBlocks, positions: Tensor) -> dict[tuple[bool, int | None], list[Tensor]]:

@@ -93,8 +93,7 @@ def unroll(model: ChainModel, *, features: Tensor, token_ids: Tensor, steps: int
 
     Index i of step s predicts token i + 2 + s. Errors: ConfigError for a model whose layers take turns.
     """
-    if model.num_depths != 1:
-        raise ConfigError(f"training unrolls one layer over all steps; this drafter has {model.num_depths} in turn")
+    check_one_depth(model)
     attend = UnrolledAttend()
     hidden = model.start(features)
     positions = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
@@ -103,6 +102,12 @@ def unroll(model: ChainModel, *, features: Tensor, token_ids: Tensor, steps: int
         output = model.step(hidden, tokens, positions + step, attend=attend)
         normed, hidden = model.finish(output)
         yield output, normed
+
+
+def check_one_depth(model: ChainModel) -> None:
+    """Errors: ConfigError for a model whose layers take turns over the steps, which training does not unroll."""
+    if model.num_depths != 1:
+        raise ConfigError(f"training unrolls one layer over all steps; this drafter has {model.num_depths} in turn")
 
 
 def shift_left(x: Tensor, by: int) -> Tensor:
