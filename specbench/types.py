@@ -160,7 +160,7 @@ class DraftLogits:
     """The distribution that drafts were sampled from: logits after temperature and truncation (-inf where cut).
 
     q(x) = exp(logits - log_normaliser). ``id_map`` gives the target id of each draft id, strictly increasing, or None
-    where the two vocabularies are the same.
+    where draft ids are the first Vd target ids.
     """
 
     logits: Tensor  # [B, G, Vd] float32

@@ -14,11 +14,12 @@ from torch import Tensor
 from specbench.api import Random
 from specbench.drafting.block_model import BlockConfig, BlockModel
 from specbench.drafting.block_state import BlockState
-from specbench.drafting.sampling import is_greedy
+from specbench.drafting.sampling import draw, is_greedy
 from specbench.drafting.stops import truncate_at_stop
-from specbench.drafting.vocab import checked_map
+from specbench.drafting.vocab import checked_map, nameable
 from specbench.errors import CheckpointError, ConfigError, DrafterError
-from specbench.types import Features, Proposal, Rows, Taps, TargetView, Verdict
+from specbench.types import DraftLogits, Features, Proposal, Rows, Taps, TargetView, Verdict
+from specbench_drafters._checks import check_kind, draft_height, fill, warn_if_shorter
 from specbench_drafters.formats.load import load_checkpoint
 from specbench_drafters.formats.record import DrafterSpec, DraftKind, LoadedCheckpoint
 
@@ -49,15 +50,11 @@ class BlockDrafter:
         self.model = model
         self.state = BlockState(model, target=target)
         self.id_map = id_map
+        self.width = nameable(target, id_map=id_map)
         self._greedy = greedy
         self._stop_ids = torch.tensor(sorted(target.stop_ids), dtype=torch.int64, device=target.device)
         self._warned_length = False
-        if shape.max_position is not None and shape.max_position < target.max_context:
-            warnings.warn(
-                f"the drafter was made for {shape.max_position} positions and the run allows {target.max_context}; "
-                f"rows longer than {shape.max_position} tokens are decoded without drafts",
-                stacklevel=3,
-            )
+        warn_if_shorter(shape.max_position, target=target)
 
     @classmethod
     def load(cls, checkpoint: Path | None, *, target: TargetView, options: Mapping[str, Any]) -> Self:
@@ -75,7 +72,7 @@ class BlockDrafter:
         """
         greedy = is_greedy(options.get("draft_sampling", "probabilistic"))
         dtype = _dtype(options.get("dtype"), target=target)
-        _check_kind(cls.kind, loaded)
+        check_kind(loaded, cls.kind)
         _check_target(loaded.spec, target=target)
         model, id_map = _model(loaded, target=target, dtype=dtype)
         taps = Taps(boundaries=loaded.spec.taps, final_norm=loaded.spec.tap_final_norm)
@@ -119,6 +116,10 @@ class BlockDrafter:
     def _draft(self, rows: Rows, hidden: Tensor, uniforms: Tensor | None) -> Proposal:
         """Tokens (counts are not read) from the predicting rows ``hidden`` [B, G, d] and ``uniforms`` [B, G]."""
 
+    def _draw(self, logits: Tensor, rows: Rows, uniforms: Tensor | None) -> tuple[Tensor, DraftLogits | None]:
+        """Tokens [B, g] from ``logits`` [B, g, Vd]: sampled with ``uniforms`` [B, g], the argmax without."""
+        return draw(logits, rows, uniforms=uniforms, id_map=self.id_map, width=self.width, greedy=uniforms is None)
+
     def state_bytes(self) -> int:
         """Bytes of weights and of the context cache."""
         return self.model.bytes() + self.state.bytes()
@@ -139,14 +140,6 @@ def _dtype(option: object, *, target: TargetView) -> torch.dtype:
             "with --set dtype=bfloat16 or dtype=float32"
         )
     return dtype
-
-
-def _check_kind(kind: DraftKind, loaded: LoadedCheckpoint) -> None:
-    if loaded.spec.kind is not kind:
-        raise DrafterError(
-            f"{loaded.path} is a {loaded.spec.kind.value} checkpoint ({loaded.spec.layout} layout), not {kind.value}; "
-            f"use --method {loaded.spec.kind.value.replace('_', '-')}"
-        )
 
 
 def _check_target(spec: DrafterSpec, *, target: TargetView) -> None:
@@ -176,11 +169,7 @@ def _check_target(spec: DrafterSpec, *, target: TargetView) -> None:
 def _model(loaded: LoadedCheckpoint, *, target: TargetView, dtype: torch.dtype) -> tuple[BlockModel, Tensor | None]:
     """The model with its weights on the target's device, and the checked vocabulary map."""
     spec, tensors = loaded.spec, loaded.tensors
-    stored_head = spec.head_from == "checkpoint"
-    if stored_head:
-        draft_size = _rows_of(tensors, "lm_head.weight")
-    else:
-        draft_size = spec.vocab_size if spec.d2t is None else spec.d2t.shape[0]
+    draft_size = draft_height(loaded)
     id_map = checked_map(spec.d2t, draft_size=draft_size, vocab_size=spec.vocab_size)
     if spec.mask_token_id is None:
         raise CheckpointError(f"{loaded.path} names no mask_token_id; add it to its config.json")
@@ -197,7 +186,7 @@ def _model(loaded: LoadedCheckpoint, *, target: TargetView, dtype: torch.dtype) 
         slot_shift=spec.slot_shift,
         mask_token_id=spec.mask_token_id,
         stored_embed=spec.embed_from == "checkpoint",
-        stored_head=stored_head,
+        stored_head=spec.head_from == "checkpoint",
         embed_scale=spec.embed_scale,
         logit_scale=spec.logit_scale,
         softcap=spec.softcap,
@@ -217,37 +206,3 @@ def _model(loaded: LoadedCheckpoint, *, target: TargetView, dtype: torch.dtype) 
         id_map = id_map.to(target.device)
     model.bind(embed=target.embed, head=target.head, id_map=id_map)
     return model, id_map
-
-
-def _rows_of(tensors: Mapping[str, Tensor], name: str) -> int:
-    if name not in tensors:
-        raise CheckpointError(f"the checkpoint lacks {name}; it is incomplete or its config.json is for another file")
-    return tensors[name].shape[0]
-
-
-def fill(model: torch.nn.Module, tensors: Mapping[str, Tensor], *, path: Path) -> None:
-    """Give a model built on the meta device its weights.
-
-    Errors: CheckpointError naming the first tensor that is missing, unexpected, misshapen or not finite.
-    """
-    expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    missing = sorted(set(expected) - set(tensors))
-    if missing:
-        raise CheckpointError(f"{path} lacks {len(missing)} tensors, first {missing[0]}; download it again")
-    for name in sorted(tensors):
-        if name not in expected:
-            raise CheckpointError(
-                f"{path} holds tensor {name}, for which its config.json names no module; running without it would "
-                "draft wrongly"
-            )
-        seen = tuple(tensors[name].shape)
-        if seen != expected[name]:
-            raise CheckpointError(
-                f"{path}: {name} has shape {seen}, its config.json asks for {expected[name]}; the two do not belong "
-                "together"
-            )
-        if not bool(torch.isfinite(tensors[name]).all()):
-            raise CheckpointError(
-                f"{path}: {name} holds NaN or infinite values; the file is damaged or training diverged"
-            )
-    model.load_state_dict(dict(tensors), strict=True, assign=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -13,9 +12,10 @@ from torch.nn.functional import linear
 
 from specbench.drafting.chain import ChainDrafter, ChainModel
 from specbench.drafting.sampling import is_greedy
-from specbench.errors import CheckpointError, ConfigError, DrafterError, unknown_name
+from specbench.errors import ConfigError, unknown_name
 from specbench.types import Taps, TargetView
-from specbench_drafters.formats.record import DrafterSpec, DraftKind, LoadedCheckpoint
+from specbench_drafters._checks import warn_if_shorter
+from specbench_drafters.formats.record import DrafterSpec
 
 D = TypeVar("D", bound=ChainDrafter)
 
@@ -34,15 +34,6 @@ def split_options(options: Mapping[str, Any], *, known: Mapping[str, str]) -> tu
     return own, {name: value for name, value in options.items() if name not in OPTIONS}
 
 
-def check_kind(loaded: LoadedCheckpoint, kind: DraftKind) -> None:
-    """Errors: DrafterError when the checkpoint is for another method."""
-    if loaded.spec.kind is not kind:
-        raise DrafterError(
-            f"{loaded.path} is a {loaded.spec.kind.value} checkpoint ({loaded.spec.layout} layout), not {kind.value}; "
-            f"use --method {loaded.spec.kind.value.replace('_', '-')}"
-        )
-
-
 def max_context(options: Mapping[str, Any], *, default: int | None, target: TargetView) -> int | None:
     """The longest sequence to draft for, with a warning where the run may be longer. Errors: ConfigError."""
     limit = default
@@ -51,23 +42,8 @@ def max_context(options: Mapping[str, Any], *, default: int | None, target: Targ
         if text != "none" and (not text.isdecimal() or int(text) < 1):
             raise ConfigError(f"max_context is {options['max_context']!r}; use a whole number above 0, or none")
         limit = None if text == "none" else int(text)
-    if limit is not None and limit < target.max_context:
-        warnings.warn(
-            f"the drafter was made for {limit} positions and the run allows {target.max_context}; longer rows are "
-            "decoded without drafts (--set max_context=none drafts on, at a lower acceptance)",
-            stacklevel=3,
-        )
+    warn_if_shorter(limit, target=target, remedy=" (--set max_context=none drafts on, at a lower acceptance)")
     return limit
-
-
-def draft_height(loaded: LoadedCheckpoint) -> int:
-    """How many tokens the draft head names. Errors: CheckpointError when it is not stored though it should be."""
-    spec = loaded.spec
-    if spec.head_from == "target":
-        return spec.vocab_size if spec.d2t is None else int(spec.d2t.numel())
-    if "lm_head.weight" not in loaded.tensors:
-        raise CheckpointError(f"{loaded.path} lacks lm_head.weight; it is incomplete")
-    return int(loaded.tensors["lm_head.weight"].shape[0])
 
 
 def borrowed_head(target: TargetView, *, id_map: Tensor | None) -> Callable[[Tensor], Tensor]:

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from specbench.drafting.sampling import draw
 from specbench.types import Proposal, Rows
 from specbench_drafters._block import BlockDrafter
 from specbench_drafters.formats.record import DraftKind
@@ -23,7 +22,7 @@ class DFlash(BlockDrafter):
 
     def _draft(self, rows: Rows, hidden: Tensor, uniforms: Tensor | None) -> Proposal:
         logits = self.model.logits(hidden)  # [B, G, Vd]
-        tokens, draft = draw(logits, rows, uniforms=uniforms, id_map=self.id_map, greedy=uniforms is None)
+        tokens, draft = self._draw(logits, rows, uniforms)
         return Proposal(tokens=tokens, counts=rows.lengths.new_full((len(rows),), tokens.shape[1]), draft=draft)
 
 

@@ -12,11 +12,13 @@ from torch import Tensor
 from specbench.api import Random
 from specbench.drafting.sampling import draw, is_greedy, join
 from specbench.drafting.stops import truncate_at_stop
+from specbench.drafting.vocab import nameable
 from specbench.errors import DrafterError
 from specbench.modeling.causal_lm import PagedLM
 from specbench.modeling.layout import BatchLayout, RowSpan
 from specbench.modeling.pool import KVPool, pages_for
 from specbench.types import DraftLogits, Features, Proposal, Rows, Taps, TargetView, Verdict
+from specbench_drafters._checks import warn_if_shorter
 
 
 class DraftModelDrafter:
@@ -46,9 +48,8 @@ class DraftModelDrafter:
         self._cached = [0] * target.max_rows
         self._history = torch.zeros(target.max_rows, target.max_context + 1, dtype=torch.int64, device=target.device)
         self._stop_ids = torch.tensor(sorted(target.stop_ids), dtype=torch.int64, device=target.device)
-        self._width = min(self.lm.vocab_size, target.vocab_size)
-        same = self.lm.vocab_size == target.vocab_size or self._width == target.vocab_size
-        self._id_map = None if same else torch.arange(self._width, device=target.device)
+        self._width = min(self.lm.vocab_size, nameable(target, id_map=None))
+        warn_if_shorter(self.max_context, target=target)
 
     @classmethod
     def load(cls, checkpoint: Path | None, *, target: TargetView, options: Mapping[str, Any]) -> DraftModelDrafter:
@@ -113,7 +114,6 @@ class DraftModelDrafter:
                 full[:, None],
                 rows,
                 uniforms=None if uniforms is None else uniforms[:, step : step + 1],
-                id_map=self._id_map,
                 greedy=self.greedy,
             )
             parts.append(part)
@@ -142,8 +142,10 @@ class DraftModelDrafter:
         device = self._history.device
         index = torch.tensor([slots, positions], dtype=torch.int64).to(device)
         last = torch.tensor([s.start + s.count - 1 for s in spans], dtype=torch.int64).to(device)
+        # Rows of the target's head beyond the draft model's own are padding: it has no embedding for such an id.
+        tokens = self._history[index[0], index[1]].clamp(max=self.lm.vocab_size - 1)
         layout = BatchLayout.build(spans, device)
-        return self.lm.forward(self._history[index[0], index[1]], layout=layout, pool=self.pool, logits_at=last).logits
+        return self.lm.forward(tokens, layout=layout, pool=self.pool, logits_at=last).logits
 
     def release(self, slots: Sequence[int]) -> None:
         """Pages belong to slots for good."""

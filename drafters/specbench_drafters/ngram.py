@@ -15,7 +15,9 @@ from torch import Tensor
 
 from specbench.api import Random
 from specbench.drafting.stops import truncate_at_stop
+from specbench.drafting.vocab import nameable
 from specbench.errors import ConfigError
+from specbench.kernels.accept import prefix_length
 from specbench.types import Features, Proposal, Rows, Taps, TargetView, Verdict
 
 
@@ -35,6 +37,7 @@ class NgramDrafter:
         self._history = torch.zeros(
             target.max_rows, target.max_context + 1, dtype=torch.int64, device=target.device
         )  # [slots, positions]
+        self._nameable = nameable(target, id_map=None)
         self._stop_ids = torch.tensor(sorted(target.stop_ids), dtype=torch.int64, device=target.device)
 
     @classmethod
@@ -71,7 +74,8 @@ class NgramDrafter:
         counts = torch.where(found, torch.minimum(limits, rows.lengths + 1 - start), torch.zeros_like(limits))
         index = (start[:, None] + torch.arange(width, device=table.device)).clamp(max=span - 1)  # [B, G]
         tokens = table.gather(1, index)
-        return Proposal(tokens, truncate_at_stop(tokens, counts, self._stop_ids))
+        known = prefix_length(tokens < self._nameable)  # a target may have put out ids that its tokenizer cannot read
+        return Proposal(tokens, truncate_at_stop(tokens, torch.minimum(counts, known), self._stop_ids))
 
     def _lookup(self, table: Tensor, *, lengths: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
         """Where the continuation of the best earlier occurrence starts [B], and whether there is one [B]."""

@@ -21,6 +21,7 @@ from specbench.drafting.chain_attention import Attend, CommittedAttend, RoundAtt
 from specbench.drafting.sampling import draw, join
 from specbench.drafting.slots import SlotCache, SlotState
 from specbench.drafting.stops import truncate_at_stop
+from specbench.drafting.vocab import nameable
 from specbench.types import DraftLogits, Features, Proposal, Rows, Taps, TargetView, Verdict
 
 
@@ -91,6 +92,7 @@ class ChainDrafter:
         self.trained_length = trained_length
         self.max_context = max_context
         self._id_map = None if id_map is None else id_map.to(target.device)
+        self._width = nameable(target, id_map=id_map)
         self._greedy = greedy
         self._weight_bytes = weight_bytes
         self._stop_ids = torch.tensor(sorted(target.stop_ids), dtype=torch.int64, device=target.device)
@@ -148,7 +150,9 @@ class ChainDrafter:
             normed, hidden = self.model.finish(output)
             logits = self.model.logits(normed[0])[:, None]  # [B, 1, Vd]
             noise = None if uniforms is None else uniforms[:, step : step + 1]
-            parts.append(draw(logits, rows, uniforms=noise, id_map=self._id_map, greedy=self._greedy))
+            parts.append(
+                draw(logits, rows, uniforms=noise, id_map=self._id_map, width=self._width, greedy=self._greedy)
+            )
             if step + 1 < steps:
                 output = self._next(rows, attend, hidden, parts[-1][0], step=step)
         tokens, draft = join(parts)

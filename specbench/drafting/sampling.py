@@ -35,13 +35,18 @@ def draw(
     *,
     uniforms: Tensor | None,
     id_map: Tensor | None = None,
+    width: int | None = None,
     greedy: bool = False,
 ) -> tuple[Tensor, DraftLogits | None]:
     """Draft tokens [B, G] (target ids) from ``logits`` [B, G, Vd], and their distribution where one was sampled.
 
     Rows with temperature 0 take the argmax; so do all with ``greedy``, and then no distribution is kept (point
-    masses). ``uniforms`` [B, G] float64 may be None where nothing is sampled.
+    masses). ``uniforms`` [B, G] float64 may be None where nothing is sampled. Only the first ``width`` draft ids may
+    be drawn (see `vocab.nameable`); None: all.
     """
+    if width is not None and width < logits.shape[-1]:
+        logits = logits[..., :width]
+        id_map = None if id_map is None else id_map[:width]
     if greedy or rows.all_greedy:
         return _target_ids(logits.argmax(dim=-1), id_map), None
     assert uniforms is not None, "sampling without random numbers"

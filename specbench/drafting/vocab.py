@@ -1,4 +1,4 @@
-"""Reduced draft vocabularies: the map from draft ids to target ids, checked once, and what it covers."""
+"""Draft vocabularies: the map from draft ids to target ids, checked once, and what may be proposed and is covered."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import CheckpointError
+from specbench.types import TargetView
 
 
 def checked_map(ids: Tensor | None, *, draft_size: int, vocab_size: int) -> Tensor | None:
@@ -44,6 +45,25 @@ def checked_map(ids: Tensor | None, *, draft_size: int, vocab_size: int) -> Tens
     if draft_size == vocab_size:  # then it can only be the identity
         return None
     return ids
+
+
+def nameable(target: TargetView, *, id_map: Tensor | None) -> int:
+    """How many of the leading draft ids stand for a token of the target's tokenizer; all of them where it is not known.
+
+    Heads are often taller than the tokenizer; the rows beyond it name nothing, and a draft of one is wasted. ``id_map``
+    [Vd] is increasing, so those rows are the last ones. Errors: CheckpointError when no draft id names a token.
+    """
+    size = target.vocab_size if id_map is None else id_map.numel()
+    if target.tokenizer is None:
+        return size
+    bound = max(target.tokenizer.get_vocab().values()) + 1
+    count = min(size, bound) if id_map is None else int((id_map < bound).sum())
+    if count == 0:
+        raise CheckpointError(
+            f"d2t names only ids from {bound} on, for which the target's tokenizer has no token; the drafter is for "
+            "another target"
+        )
+    return count
 
 
 def from_offsets(offsets: Tensor) -> Tensor:

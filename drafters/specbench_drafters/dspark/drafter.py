@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.drafting.heads import MarkovHead
-from specbench.drafting.sampling import draw, join
+from specbench.drafting.sampling import join
 from specbench.types import DraftLogits, Proposal, Rows
 from specbench_drafters._block import BlockDrafter
 from specbench_drafters.formats.record import DraftKind
@@ -27,7 +27,7 @@ class DSpark(BlockDrafter):
         base = self.model.logits(hidden)  # [B, G, Vd]
         markov = self.model.markov_head
         if markov is None:
-            tokens, draft = draw(base, rows, uniforms=uniforms, id_map=self.id_map, greedy=uniforms is None)
+            tokens, draft = self._draw(base, rows, uniforms)
         else:
             tokens, draft = self._sequential(rows, markov, hidden, base, uniforms)
         return Proposal(
@@ -46,7 +46,7 @@ class DSpark(BlockDrafter):
             bias, state = markov.step(hidden[:, k], markov.embed(previous), state)
             noise = None if uniforms is None else uniforms[:, k : k + 1]
             logits = (base[:, k] + bias)[:, None]  # [B, 1, Vd]
-            parts.append(draw(logits, rows, uniforms=noise, id_map=self.id_map, greedy=noise is None))
+            parts.append(self._draw(logits, rows, noise))
             previous = parts[-1][0][:, 0]
         return join(parts)
 

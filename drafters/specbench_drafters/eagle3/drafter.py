@@ -12,14 +12,12 @@ from specbench.drafting.chain import ChainDrafter
 from specbench.drafting.vocab import checked_map
 from specbench.errors import CheckpointError, DrafterError
 from specbench.types import TargetView
-from specbench_drafters._block import fill
+from specbench_drafters._checks import check_kind, draft_height, fill
 from specbench_drafters._sequential import (
     OPTIONS,
     as_target,
     borrowed_head,
     chain_drafter,
-    check_kind,
-    draft_height,
     split_options,
 )
 from specbench_drafters.eagle3.model import Eagle3Model
