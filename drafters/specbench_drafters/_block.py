@@ -26,6 +26,12 @@ from specbench_drafters.formats.record import DrafterSpec, DraftKind, LoadedChec
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
+_OWN = {
+    "draft_sampling": "probabilistic (default): drafts are sampled at the request's temperature; greedy: argmax",
+    "dtype": "bfloat16 or float32 for the draft layers; default: the target's",
+}
+
+
 class BlockDrafter:
     """A drafter that proposes a whole block after the anchor in one forward.
 
@@ -36,8 +42,14 @@ class BlockDrafter:
 
     kind: ClassVar[DraftKind]
     options: ClassVar[Mapping[str, str]] = {
-        "draft_sampling": "probabilistic (default): drafts are sampled at the request's temperature; greedy: argmax",
-        "dtype": "bfloat16 or float32 for the draft layers; default: the target's",
+        **_OWN,
+        "taps": "states of the target to read, as Hugging Face indices, such as 2,10,18",
+        "tap_final_norm": "true or false: also read the target's state after its final norm",
+        "slot_shift": "1: row k of a block predicts the token after anchor + k; 0 (z-lab): the token at anchor + k",
+        "mask_token_id": "the id that fills a block behind its anchor",
+        "embed_from": "checkpoint or target: whose embedding",
+        "head_from": "checkpoint or target: whose output head",
+        "rope_theta": "base of the rotary embedding",
     }
 
     def __init__(
@@ -61,7 +73,10 @@ class BlockDrafter:
         """Read a checkpoint folder and build. Errors: DrafterError, CheckpointError, ConfigError (see `build`)."""
         if checkpoint is None:
             raise DrafterError(f"{cls.kind.value} needs a checkpoint; name a folder or repository with --drafter")
-        return cls.build(load_checkpoint(checkpoint, target_config=target.config), target=target, options=options)
+        readings = {name: value for name, value in options.items() if name not in _OWN}
+        own = {name: value for name, value in options.items() if name in _OWN}
+        loaded = load_checkpoint(checkpoint, target_config=target.config, overrides=readings)
+        return cls.build(loaded, target=target, options=own)
 
     @classmethod
     def build(cls, loaded: LoadedCheckpoint, *, target: TargetView, options: Mapping[str, Any]) -> Self:

@@ -18,7 +18,7 @@ from support_engine import outputs, prompts, request, serve
 
 from specbench import registry
 from specbench.engine.target import Target
-from specbench.errors import DrafterError
+from specbench.errors import ConfigError, DrafterError
 from specbench.types import RunTrace
 
 BLOCK_AND_CHAIN = [name for name, form in formats.FORMATS.items() if form.target is None and "gemma4" not in name]
@@ -97,3 +97,15 @@ def test_a_drafter_of_another_method_is_refused_in_one_line(tmp_path: Path, qwen
         run(qwen3[0], "eagle3", path)
     assert "dflash" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_users_reading_reaches_the_block_drafters(tmp_path: Path, qwen3: tuple[Target, Path]) -> None:
+    path = formats.FORMATS["deepspec-dspark"].make(tmp_path / "made")
+    view = qwen3[0].view(max_rows=1, max_context=30)
+    plugin = registry.load("drafters", "dspark")
+    as_stored = plugin.load(path, target=view, options={})
+    read = plugin.load(path, target=view, options={"taps": "2,3,5", "slot_shift": 0})
+    assert (read.taps.boundaries, read.trained_length) == ((2, 3, 5), as_stored.trained_length - 1)
+    assert as_stored.taps.boundaries != read.taps.boundaries
+    with pytest.raises(ConfigError, match="slot_shift"):
+        plugin.load(path, target=view, options={"slot_shift": 7})
