@@ -242,6 +242,10 @@ class Trainable(Protocol):
         """Loss of a batch under the ``counts`` of the whole step; ``judge`` fills ``agree`` and ``named`` too."""
         ...
 
+    def round_to(self, dtype: str) -> None:
+        """Round the weights to what a checkpoint in ``dtype`` holds, so that what is judged is what is written."""
+        ...
+
     def export(self, folder: Path, *, dtype: str) -> Path:
         """Write the compact checkpoint to a new folder. Errors: CheckpointError when it cannot be read back."""
         ...
@@ -255,6 +259,10 @@ class TrainableMethod(Protocol):
 
     def taps(self, target: TargetView, *, options: Mapping[str, Any]) -> Taps:
         """The target's states that `build` will read. Errors: ConfigError."""
+        ...
+
+    def drafts(self, options: Mapping[str, Any]) -> int:
+        """Predictions of a whole round. Errors: ConfigError."""
         ...
 
     def build(

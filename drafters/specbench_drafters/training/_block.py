@@ -72,6 +72,10 @@ class BlockMethod:
         """Accepted options with their help."""
         return help_of(self.model)
 
+    def drafts(self, options: Mapping[str, Any]) -> int:
+        """See `specbench.api.TrainableMethod`."""
+        return read_options(self.model, options).block
+
     def taps(self, target: TargetView, *, options: Mapping[str, Any]) -> Taps:
         """See `specbench.api.TrainableMethod`."""
         return Taps(boundaries=tapped(read_options(self.model, options).taps, target=target))

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
-from pydantic import BaseModel
 from torch import Tensor, nn
 
 from specbench.api import Objective, TrainBatch
@@ -16,7 +15,7 @@ from specbench.drafting.packing import PackedBlocks
 from specbench.errors import ConfigError
 from specbench.types import TargetView
 from specbench_drafters.formats.record import DrafterSpec
-from specbench_drafters.training._sizes import help_of, read_options
+from specbench_drafters.training._sizes import Layers, help_of, read_options
 from specbench_drafters.training._trained import Drafted, Trained, fresh, with_head
 
 
@@ -40,12 +39,16 @@ class ChainMethod:
     """A `specbench.api.TrainableMethod` of sequential drafters."""
 
     method: ClassVar[str]
-    model: ClassVar[type[BaseModel]]
+    model: ClassVar[type[Layers]]
 
     @property
     def options(self) -> Mapping[str, str]:
         """Accepted options with their help."""
         return help_of(self.model)
+
+    def drafts(self, options: Mapping[str, Any]) -> int:
+        """See `specbench.api.TrainableMethod`."""
+        return read_options(self.model, options).block
 
     def build(
         self,

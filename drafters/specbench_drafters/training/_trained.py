@@ -149,6 +149,14 @@ class Trained:
             found["fc.weight"] = found["fc.weight"] / self._scale.to("cpu")
         return found
 
+    def round_to(self, dtype: str) -> None:
+        """See `specbench.api.Trainable`."""
+        kind = getattr(torch, dtype)
+        rounded = {name: tensor.to(kind).to(torch.float32) for name, tensor in self.weights().items()}
+        if self._scale is not None and "fc.weight" in rounded:
+            rounded["fc.weight"] = rounded["fc.weight"] * self._scale.to("cpu")
+        self.module.load_state_dict(rounded)
+
     def export(self, folder: Path, *, dtype: str) -> Path:
         """See `specbench.api.Trainable`."""
         kind = getattr(torch, dtype)
