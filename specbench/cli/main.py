@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from specbench.cli import catalogue, inspect, records, run_command
+from specbench.cli import catalogue, inspect, records, run_command, train
 from specbench.errors import SpecbenchError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("fetch")(catalogue.fetch)
 app.command("show")(records.show)
 app.command("inspect")(inspect.inspect)
 app.command("export")(inspect.export)
+app.add_typer(train.app, name="train")
 
 
 def run() -> None:

@@ -17,7 +17,7 @@ app = typer.Typer(help="Train drafters for a target: prepare, features, fit, exp
 _SOURCES, _ANSWERS, _SERVER = "Prompts", "Answers", "Server"
 _EVERY_S = 30.0  # between two lines of progress where there is no terminal
 
-Dtype = Annotated[str | None, Option("--dtype", metavar="bfloat16|float32", help="[bfloat16]")]
+Dtype = Annotated[str | None, Option("--dtype", metavar="auto|bfloat16|float32", help="[auto]")]
 Device = Annotated[str | None, Option("--device", metavar="auto|cpu|cuda[:i]", help="[auto]")]
 Threads = Annotated[int | None, Option("--threads", help="Torch threads. [by the machine]")]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.errors import TaskError, TrainDataError
@@ -70,9 +70,7 @@ def prepare(spec: PrepareSpec, *, screen: Screen | None = None, step: Step = sil
             screen.say(f"{spec.out} is complete: {_totals(manifest)}")
             return manifest
         renderer = found.renderer(thinking=spec.thinking)
-        run = _Run(spec, manifest, renderer, _writer(spec, found, step), sieve, screen)
-        prompts = admitted + run.synthesise()
-        run.answer(prompts)
+        _Run(spec, manifest, renderer, _writer(spec, found, step), sieve, screen, admitted).answer()
         return manifest
 
 
@@ -114,10 +112,11 @@ def _writer(spec: PrepareSpec, found: FoundTarget, step: Step) -> Writer:
 
 def _finished(spec: PrepareSpec, manifest: dict[str, Any]) -> bool:
     """Every prompt is answered, or as many tokens are written as are asked for."""
-    written = _sum(manifest, "target_tokens")
-    if spec.target_tokens is not None and written >= spec.target_tokens:
-        return True
-    return bool(manifest["complete"]) and not manifest["stopped_early"]
+    return bool(manifest["complete"]) and (not manifest["stopped_early"] or _enough(spec, manifest))
+
+
+def _enough(spec: PrepareSpec, manifest: dict[str, Any]) -> bool:
+    return spec.target_tokens is not None and _sum(manifest, "target_tokens") >= spec.target_tokens
 
 
 def _sum(manifest: dict[str, Any], key: str) -> int:
@@ -151,7 +150,7 @@ def _refusals(refused: Counter[str]) -> str:
 
 @dataclass(slots=True)
 class _Run:
-    """One session of the stage."""
+    """One session of the stage. ``prompts`` grow as the target writes them; ``looked`` counts candidates so far."""
 
     spec: PrepareSpec
     manifest: dict[str, Any]
@@ -159,44 +158,41 @@ class _Run:
     writer: Writer
     sieve: Sieve
     screen: Screen
+    prompts: list[Prompt]
+    wanted: int = field(init=False)
+    looked: int = 0
+
+    def __post_init__(self) -> None:
+        self.wanted = len(self.prompts) + self.spec.synthesise
+        for entry in self.manifest["prompt_shards"]:
+            for prompt in read_prompt_shard(self.spec.out / entry["name"]):
+                self.sieve.seen.add(prompt.turns[0])
+                self.prompts.append(prompt)
+            self.looked = entry["candidates"]
 
     def _save(self) -> None:
         write_manifest(self.spec.out, self.manifest)
 
     # ---------------------------------------------------------------------------------------------- user turns
 
-    def synthesise(self) -> list[Prompt]:
-        """The first ``spec.synthesise`` user turns that are fit to use, written block by block."""
-        wanted = self.spec.synthesise
+    def fill(self, count: int) -> None:
+        """Have the target write user turns, a block at a time, until there are ``count`` prompts."""
         shards = self.manifest["prompt_shards"]
-        prompts: list[Prompt] = []
-        for entry in shards:
-            held = read_prompt_shard(self.spec.out / entry["name"])
-            prompts += held
-            for prompt in held:
-                self.sieve.seen.add(prompt.turns[0])
-        looked = shards[-1]["candidates"] if shards else 0
-        meter = Meter("user turns", "turns", wanted, self.screen, before=len(prompts))
-        before = len(prompts)
-        while len(prompts) < wanted:
+        while len(self.prompts) < count:
             refused: Counter[str] = Counter()
             self.sieve.refused = refused
-            found = self._turns(range(looked, looked + self.spec.block), refused)
-            looked += self.spec.block
+            found = self._turns(range(self.looked, self.looked + self.spec.block), refused)
             if not found:
                 raise TaskError(
                     f"the target wrote no usable user turn in {self.spec.block} tries{_refusals(refused)}; "
                     "give prompts with --task, --prompts or --hub instead"
                 )
-            prompts += found
+            self.looked += self.spec.block
+            self.prompts += found
             path = self.spec.out / f"prompts-{len(shards):05d}.jsonl"
-            shards.append(write_prompt_shard(path, found, refused=refused, last=looked))
+            shards.append(write_prompt_shard(path, found, refused=refused, last=self.looked))
             self._save()
-            meter.at(len(prompts) - before)
-        if wanted:
-            total = sum((Counter(entry["refused"]) for entry in shards), Counter[str]())
-            self.screen.say(f"user turns: {wanted:,} of {looked:,} candidates{_refusals(total)}")
-        return prompts[:wanted]
+            self.screen.say(f"user turns: {len(found):,} of {self.spec.block:,} candidates{_refusals(refused)}")
 
     def _turns(self, numbers: range, refused: Counter[str]) -> list[Prompt]:
         spec = self.spec
@@ -215,11 +211,14 @@ class _Run:
         }
         tasks = [Prompt(id=name, task=TASK, domain="", turns=("",)) for name in requests]
         longest = max((len(r.prompt_ids) for r in requests.values()), default=0) + spec.max_turn_tokens
+        meter = Meter("user turns", "turns", len(requests), self.screen)
 
         def build(prompt: Prompt, answers: Sequence[tuple[int, ...]]) -> Request:
             return requests[prompt.id]
 
-        traces, _ = run_requests(tasks, build, writer=self.writer, context=longest, on_progress=None)
+        traces, _ = run_requests(
+            tasks, build, writer=self.writer, context=longest, on_progress=lambda at: meter.at(at.done)
+        )
         prompts = []
         for one in wanted:
             written, stopped = "", True
@@ -233,65 +232,69 @@ class _Run:
 
     # ------------------------------------------------------------------------------------------------- answers
 
-    def answer(self, prompts: Sequence[Prompt]) -> None:
+    def answer(self) -> None:
         """Answer the prompts block by block, each block a shard, until all are answered or enough is written."""
         spec, shards = self.spec, self.manifest["shards"]
-        plan = AnswerPlan(
-            sampling=Sampling(temperature=spec.temperature, top_p=spec.top_p, top_k=spec.top_k),
-            greedy_share=spec.greedy_share,
-            heldout_share=spec.heldout_share,
-            max_new_tokens=spec.max_new_tokens,
-            max_context=spec.max_context,
-            seed=spec.seed,
-        )
+        plan = answer_plan(spec)
         self.manifest["complete"] = False
-        self._estimate(prompts, plan)
-        blocks = [prompts[at : at + spec.block] for at in range(0, len(prompts), spec.block)]
+        self.fill(min(spec.block, self.wanted))
+        self._estimate(plan)
         before = _sum(self.manifest, "target_tokens")
-        meter = Meter("answers", "tokens", self._expected(prompts), self.screen, before=before)
-        for block in blocks[len(shards) :]:
-            if _finished(spec, self.manifest):
-                break
+        meter = Meter("answers", "tokens", self._expected(), self.screen, before=before)
+        while len(shards) * spec.block < self.wanted and not _enough(spec, self.manifest):
+            first = len(shards) * spec.block
+            last = min(first + spec.block, self.wanted)
+            self.fill(last)
             start = meter.done
 
             def progress(at: DriveProgress, start: float = start) -> None:
                 meter.at(start + at.tokens)
 
+            block = self.prompts[first:last]
             done = write_answers(block, writer=self.writer, renderer=self.renderer, plan=plan, on_progress=progress)
-            path = spec.out / f"answers-{len(shards):05d}.parquet"
-            entry = write_token_shard(path, done.rows)
+            entry = write_token_shard(spec.out / f"answers-{len(shards):05d}.parquet", done.rows)
             shards.append({**entry, "prompts": len(block), "skipped": done.skipped})
             self._save()
-            meter.total = self._expected(prompts)
+            meter.total = self._expected()
             meter.at(_sum(self.manifest, "target_tokens") - before)
         self.manifest.update(
             complete=True,
-            stopped_early=len(shards) < len(blocks),
+            stopped_early=len(shards) * spec.block < self.wanted,
             notes=list(self.renderer.notes),
             content=fingerprint([entry["sha256"] for entry in shards]),
         )
         self._save()
         self.screen.say(f"answers: {_totals(self.manifest)}")
 
-    def _expected(self, prompts: Sequence[Prompt]) -> float:
+    def _expected(self) -> float:
         """Tokens that the target will have written at the end: at most, and as the shards so far suggest."""
-        turns = sum(len(prompt.turns) for prompt in prompts)
+        turns = sum(len(prompt.turns) for prompt in self.prompts) + max(self.wanted - len(self.prompts), 0)
         total = float(turns * self.spec.max_new_tokens)
         answered = sum(entry["prompts"] for entry in self.manifest["shards"])
         if answered:
-            total = len(prompts) * _sum(self.manifest, "target_tokens") / answered
+            total = self.wanted * _sum(self.manifest, "target_tokens") / answered
         return min(total, self.spec.target_tokens or total)
 
-    def _estimate(self, prompts: Sequence[Prompt], plan: AnswerPlan) -> None:
+    def _estimate(self, plan: AnswerPlan) -> None:
         """Say before the start how much it is and how long it will take; refuse what the disk cannot hold."""
-        left = self._expected(prompts) - _sum(self.manifest, "target_tokens")
-        if left <= 0:
-            return
-        size = int(left * _BYTES_PER_TOKEN * 2)  # as many tokens again for the prompts
+        left = self._expected() - _sum(self.manifest, "target_tokens")
+        size = int(max(left, 0) * _BYTES_PER_TOKEN * 2)  # as many tokens again for the prompts
         free = check_disk(self.spec.out, size, what=f"answers of {left:,.0f} tokens")
-        speed = self.writer.speed(prompts, self.renderer, plan=plan)
+        speed = self.writer.speed(self.prompts, self.renderer, plan=plan)
         time = "an unknown time" if speed is None else f"{readable_seconds(left / speed)} at {speed:,.0f} tokens/s"
         self.screen.say(
-            f"to write: about {left:,.0f} tokens for {len(prompts):,} prompts, at most {readable_bytes(size)} "
+            f"to write: about {left:,.0f} tokens for {self.wanted:,} prompts, at most {readable_bytes(size)} "
             f"({readable_bytes(free)} free), {time}"
         )
+
+
+def answer_plan(spec: PrepareSpec) -> AnswerPlan:
+    """How prompts are answered."""
+    return AnswerPlan(
+        sampling=Sampling(temperature=spec.temperature, top_p=spec.top_p, top_k=spec.top_k),
+        greedy_share=spec.greedy_share,
+        heldout_share=spec.heldout_share,
+        max_new_tokens=spec.max_new_tokens,
+        max_context=spec.max_context,
+        seed=spec.seed,
+    )

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from specbench.config import parse_bytes
+from specbench.session import choose_device, choose_dtype
 from specbench.train.openers import OPENERS
 
 
@@ -55,7 +56,7 @@ class PrepareSpec(_Strict):
     base_url: str | None = None
     server_model: str | None = None
     server_tries: Annotated[int, Field(ge=1)] = 5
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     threads: Annotated[int, Field(ge=1)] | None = None
     kv_memory: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] | None = None
@@ -81,6 +82,9 @@ class PrepareSpec(_Strict):
         """All that decides the content of the shards, as JSON. How far to go and where to put it do not."""
         left_out = {"out", "target_tokens", "target", "threads", "base_url", "server_tries", "evaluation"}
         found = self.model_dump(mode="json", exclude=left_out)
+        if self.base_url is None:
+            found["device"] = choose_device(self.device)
+            found["dtype"] = choose_dtype(self.dtype, device=found["device"])
         found["answers_by"] = "engine" if self.base_url is None else "server"
         return found
 
@@ -98,7 +102,7 @@ class FeaturesSpec(_Strict):
     taps: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     batch_tokens: Annotated[int, Field(ge=1)] | None = None
     shard_tokens: Annotated[int, Field(ge=1)] = 131072
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     threads: Annotated[int, Field(ge=1)] | None = None
     trust_remote_code: bool = False

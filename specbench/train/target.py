@@ -11,7 +11,7 @@ from specbench.engine.target import Target
 from specbench.errors import TargetError
 from specbench.prompting import Renderer
 from specbench.resolve import ResolvedModel, resolve_target, silent_step
-from specbench.session import Step, choose_device
+from specbench.session import Step, choose_device, choose_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class FoundTarget:
         torch.set_num_threads(threads or provenance.default_threads())
         logging.disable_progress_bar()  # the step says what is being loaded
         device = choose_device(device)
+        dtype = choose_dtype(dtype, device=device)
         with step(f"loading {self.name} ({dtype}, {device})"):
             return Target.load(self.resolved.path, dtype=dtype, device=device, trust_remote_code=self.trust_remote_code)
 
