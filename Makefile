@@ -30,7 +30,7 @@ demo: $(STAMP)
 	$(BIN)/specbench run --method ngram $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # Timings against transformers; wants an idle machine.
 bench: $(STAMP)
