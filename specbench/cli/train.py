@@ -92,6 +92,9 @@ def prepare(
     turn_temperature: Annotated[
         float | None, Option("--turn-temperature", help="Of the written turns. [0.8]", rich_help_panel=_SOURCES)
     ] = None,
+    max_turn_tokens: Annotated[
+        int | None, Option("--max-turn-tokens", help="Of a written turn at most. [128]", rich_help_panel=_SOURCES)
+    ] = None,
     evaluation: Annotated[
         list[str] | None,
         Option(

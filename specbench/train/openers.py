@@ -6,21 +6,28 @@ braces are drawn from `SLOTS`, so that many turns differ from their first word o
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-OPENERS_VERSION = 1
+_FOLLOWED = 0.125  # share of turns that a second one follows
 _SLOT = re.compile(r"\{([a-z]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """``text`` begins the user's turn; ``system`` None leaves the template's own system text."""
+    """``text`` begins the user's turn; ``system`` None leaves the template's own system text.
+
+    ``ending`` is put after the finished turn; ``then`` is a second turn, after the answer to the first.
+    """
 
     text: str
     system: str | None = None
     whole: bool = False
+    ending: str = ""
+    then: str | None = None
 
 
 SLOTS: dict[str, tuple[str, ...]] = {
@@ -79,6 +86,10 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "mood": ("funny", "short", "sad", "mysterious", "cheerful", "formal", "dramatic", "simple", "poetic", "friendly"),
 }  # fmt: skip
 
+# As the field words its tests (specbench_tasks): the form of a prompt shapes the answer, its content is another.
+_STEPS = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+_TESTS = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n"
+
 _TUTOR = "You are a patient mathematics tutor. The user asks for help with a problem."
 _CODER = "You are an experienced programmer. The user asks for help with code."
 _HELPER = "You are a helpful assistant. The user asks a question or gives a task."
@@ -106,6 +117,16 @@ OPENERS: dict[str, tuple[Opener, ...]] = {
         Opener("{name} earns ${n} an hour", _TUTOR),
         Opener("In a class of {n} students", _TUTOR),
         Opener("Simplify", _TUTOR),
+        Opener("{name} has {n} {thing}", _TUTOR, ending=_STEPS),
+        Opener("A {place} has {n}", _TUTOR, ending=_STEPS),
+        Opener("{name} and {name}", _TUTOR, ending=_STEPS),
+        Opener("Every day {name}", _TUTOR, ending=_STEPS),
+        Opener("There are {n} {thing}", _TUTOR, ending=_STEPS),
+        Opener("{name} spends ${n} on {thing}", _TUTOR, ending=_STEPS),
+        Opener("Find", _TUTOR, ending=_STEPS),
+        Opener("What is", _TUTOR, ending=_STEPS),
+        Opener("A {shape}", _TUTOR, ending=_STEPS),
+        Opener("", "You are a mathematics tutor. The user gives a word problem about {thing}.", ending=_STEPS),
         Opener("", "You are a mathematics tutor. The user gives a word problem about {thing}."),
         Opener("", "You are a mathematics tutor. The user asks about {maths}."),
         Opener("Compute {big} divided by {n} and show each step.", whole=True),
@@ -129,6 +150,12 @@ OPENERS: dict[str, tuple[Opener, ...]] = {
         Opener("Fix the bug in this function:\n\n```python\ndef", _CODER),
         Opener("Complete this function:\n\n```python\ndef {verb}_", _CODER),
         Opener("Complete the following code.\n\n```python\nfrom typing import List\n\n\ndef", _CODER),
+        Opener(_TESTS + "def", _CODER),
+        Opener(_TESTS + "def {verb}_", _CODER),
+        Opener(_TESTS + "from typing import List\n\n\ndef", _CODER),
+        Opener("Write a function to {verb}", _CODER),
+        Opener("Write a python function to", _CODER),
+        Opener("Write a function to find", _CODER),
         Opener("Write a Python class", _CODER),
         Opener("Explain the difference between", _CODER),
         Opener("Given a {data}, {verb}", _CODER),
@@ -185,12 +212,52 @@ OPENERS: dict[str, tuple[Opener, ...]] = {
 }  # fmt: skip
 
 
+FOLLOW_UPS: dict[str, tuple[str, ...]] = {
+    "math": (
+        "Now do the same with {n} instead of the first number.",
+        "How can I check that this is right?",
+        "Explain the last step in other words.",
+        "Give me a similar exercise and its solution.",
+        "What would change if everything were {n} times as large?",
+    ),
+    "code": (
+        "Add error handling to it.",
+        "Now write it in {language}.",
+        "Explain how it works, line by line.",
+        "Write {n} tests for it.",
+        "Can it be made faster?",
+        "Add type hints and comments.",
+    ),
+    "chat": (
+        "Make it shorter and more {mood}.",
+        "Can you give me an example?",
+        "Say that again for a child of {n}.",
+        "What else should I know about it?",
+        "Write it as a list of points.",
+        "How does that compare with {topic}?",
+    ),
+}
+
+
+def openers_hash() -> str:
+    """Hash of everything that turns are drawn from."""
+    parts = {
+        "openers": {domain: [asdict(one) for one in found] for domain, found in OPENERS.items()},
+        "follow_ups": FOLLOW_UPS,
+        "slots": SLOTS,
+        "followed": _FOLLOWED,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def draw_opener(domain: str, *, seed: int, number: int) -> Opener:
     """The opener of candidate ``number``, its slots filled: the same for the same arguments, anywhere."""
     source = random.Random(f"{seed}/{domain}/{number}")  # strings are hashed alike by every Python
     chosen = source.choice(OPENERS[domain])
     system = None if chosen.system is None else _filled(chosen.system, source)
-    return Opener(_filled(chosen.text, source), system, chosen.whole)
+    text = _filled(chosen.text, source)
+    then = _filled(source.choice(FOLLOW_UPS[domain]), source) if source.random() < _FOLLOWED else None
+    return Opener(text, system, chosen.whole, chosen.ending, then)
 
 
 def _filled(text: str, source: random.Random) -> str:

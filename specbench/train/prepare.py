@@ -42,6 +42,7 @@ from specbench.types import Prompt, Request, Sampling
 from specbench.workloads.driver import DriveProgress
 
 _BYTES_PER_TOKEN = 6  # ids and mask before compression: more than a shard ever takes
+_BARREN = 256  # candidates in a row without a usable one, after which it is no use to go on
 
 
 def prepare(spec: PrepareSpec, *, screen: Screen | None = None, step: Step = silent_step) -> dict[str, Any]:
@@ -178,16 +179,18 @@ class _Run:
     def fill(self, count: int) -> None:
         """Have the target write user turns, a block at a time, until there are ``count`` prompts."""
         shards = self.manifest["prompt_shards"]
+        barren = 0
         while len(self.prompts) < count:
             refused: Counter[str] = Counter()
             self.sieve.refused = refused
             found = self._turns(range(self.looked, self.looked + self.spec.block), refused)
-            if not found:
+            self.looked += self.spec.block
+            barren = 0 if found else barren + self.spec.block
+            if barren >= _BARREN:
                 raise TaskError(
-                    f"the target wrote no usable user turn in {self.spec.block} tries{_refusals(refused)}; "
+                    f"the target wrote no usable user turn in {barren} tries{_refusals(refused)}; "
                     "give prompts with --task, --prompts or --hub instead"
                 )
-            self.looked += self.spec.block
             self.prompts += found
             path = self.spec.out / f"prompts-{len(shards):05d}.jsonl"
             shards.append(write_prompt_shard(path, found, refused=refused, last=self.looked))

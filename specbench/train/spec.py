@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from specbench.config import parse_bytes
 from specbench.session import choose_device, choose_dtype
-from specbench.train.openers import OPENERS
+from specbench.train.openers import OPENERS, openers_hash
 
 
 def _names(value: object) -> object:
@@ -85,6 +85,7 @@ class PrepareSpec(_Strict):
         if self.base_url is None:
             found["device"] = choose_device(self.device)
             found["dtype"] = choose_dtype(self.dtype, device=found["device"])
+        found["openers"] = openers_hash() if self.synthesise else None
         found["answers_by"] = "engine" if self.base_url is None else "server"
         return found
 

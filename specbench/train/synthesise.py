@@ -101,7 +101,9 @@ def turn_prompt(wanted: Candidate, written: str, *, stopped: bool, refused: Coun
     if reason is not None:
         refused[reason] += 1
         return None
-    return Prompt(id=wanted.id, task=TASK, domain=wanted.domain, turns=(text,))
+    opener = wanted.opener
+    turns = (text + opener.ending, *((opener.then,) if opener.then is not None else ()))
+    return Prompt(id=wanted.id, task=TASK, domain=wanted.domain, turns=turns)
 
 
 def write_prompt_shard(path: Path, prompts: Sequence[Prompt], *, refused: Counter[str], last: int) -> dict[str, Any]:
