@@ -168,6 +168,75 @@ def prepare(
     _resumable(work)
 
 
+@app.command("features")
+def features(
+    data: Annotated[list[Path], Option("--data", help="Folder of `train prepare`; repeatable.")],
+    out: Annotated[Path, Option("--out", "-o", help="Folder of the store; the same folder goes on after a stop.")],
+    target: o.Target = None,
+    taps: Annotated[
+        str | None,
+        Option("--taps", metavar="K,K,...", help="Hidden states to keep: 0 embeddings .. n. [five, spread evenly]"),
+    ] = None,
+    batch_tokens: Annotated[int | None, Option("--batch-tokens", help="Through the target at once. [auto]")] = None,
+    shard_tokens: Annotated[int | None, Option("--shard-tokens", help="About so many a shard. [131072]")] = None,
+    unfinished: Annotated[bool, Option("--unfinished", help="Take what answers there are so far.")] = False,
+    dtype: Dtype = None,
+    device: Device = None,
+    threads: Threads = None,
+    trust_remote_code: o.TrustRemoteCode = None,
+) -> None:
+    """Keep the target's hidden states at every token of the answers, memory-mapped, never its logits."""
+    given = {name: value for name, value in locals().items() if value is not None}
+    if taps is not None:
+        given["taps"] = tuple(parse_numbers(taps, flag="--taps"))
+
+    def work(screen: Terminal) -> None:
+        from specbench.config import validated
+        from specbench.resolve import rich_step
+        from specbench.train.features import make_features
+        from specbench.train.spec import FeaturesSpec
+
+        make_features(validated(FeaturesSpec, given), screen=screen, step=rich_step)
+
+    _resumable(work)
+
+
+@app.command("check")
+def check(
+    data: Annotated[list[Path], Option("--data", help="Folder of `train prepare`; repeatable.")],
+    evaluation: Annotated[
+        list[str] | None,
+        Option("--evaluation", metavar="TASK|FILE", help="Compare with; repeatable. [every task that can be had]"),
+    ] = None,
+) -> None:
+    """Prove that no evaluation prompt and no held-out prompt is in what is trained on; exit code 1 if one is."""
+    from specbench.resolve import rich_step
+    from specbench.train.check import check_answers
+
+    found = check_answers(data, evaluation=evaluation, screen=Terminal(), step=rich_step)
+    shares = ", ".join(f"{domain} {tokens:,}" for domain, tokens in found.by_domain.items())
+    typer.echo(
+        f"{found.conversations:,} conversations ({found.heldout:,} held out), {found.target_tokens:,} target tokens "
+        f"({found.greedy_tokens:,} greedy; {shares})"
+    )
+    for fault in found.faults[:20]:
+        typer.echo(f"fault: {fault}")
+    if found.faults:
+        typer.echo(f"{len(found.faults)} faults: do not train on this")
+        raise typer.Exit(1)
+    typer.echo("no evaluation prompt and no held-out prompt is in what is trained on")
+
+
+def parse_numbers(text: str, *, flag: str) -> list[int]:
+    """``2,16,28`` as whole numbers. Errors: ConfigError."""
+    from specbench.errors import ConfigError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"{flag} '{text}' is not a list of whole numbers; write for example {flag} 2,16,28")
+    return [int(part) for part in parts]
+
+
 def _resumable(work: Any) -> None:
     """Run a stage; Ctrl-C says how to go on instead of a traceback."""
     screen = Terminal()

@@ -95,6 +95,7 @@ class FeaturesSpec(_Strict):
 
     ``taps`` are Hugging Face indices (see `specbench.types.Taps`); None takes `default_taps`. ``batch_tokens`` go
     through the target at once, None chooses by the vocabulary. A shard holds about ``shard_tokens`` tokens.
+    ``unfinished`` takes what answers there are.
     """
 
     data: Annotated[tuple[Path, ...], Field(min_length=1)]
@@ -103,6 +104,7 @@ class FeaturesSpec(_Strict):
     taps: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     batch_tokens: Annotated[int, Field(ge=1)] | None = None
     shard_tokens: Annotated[int, Field(ge=1)] = 131072
+    unfinished: bool = False
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     threads: Annotated[int, Field(ge=1)] | None = None
