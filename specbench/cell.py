@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from specbench import registry
@@ -15,6 +14,7 @@ from specbench.config import BASELINE, CellSpec, MethodSpec
 from specbench.engine.clock import WallClock
 from specbench.engine.engine import Engine
 from specbench.memory import PeakMemory
+from specbench.planning import PlanningInputs, gather, origin
 from specbench.resolve import ResolvedDrafter, find_target, resolve_drafter
 from specbench.session import Session, Step
 from specbench.types import Prompt, Request, RunTrace, Status
@@ -55,7 +55,7 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
     found = _find_checkpoint(session, method.name, step=step)
     with step(f"checking {method.label}"), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # they are noted when the cell is measured
-        contestant = _contestant(session, method, found.path if found else None)
+        contestant, planning = _contestant(session, method, found)
     inputs = {
         "target_weights": session.resolved.weights_sha256,
         "tokenizer": session.resolved.tokenizer_sha256 or "none",
@@ -66,6 +66,7 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
     }
     if found is not None:
         inputs["drafter"] = found.sha256
+    inputs |= planning.hashes
     cell = CellSpec(
         method=method.name,
         draft_length=contestant.draft_length,
@@ -114,7 +115,7 @@ def measure_cell(
     session.prompts.shortened.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        contestant = _contestant(session, cell.method, cell.checkpoint.path if cell.checkpoint else None)
+        contestant, _ = _contestant(session, cell.method, cell.checkpoint)
         clock = WallClock()
         engine = build_engine(
             session.target,
@@ -146,16 +147,30 @@ def measure_cell(
     )
 
 
-def _contestant(session: Session, method: MethodSpec, checkpoint: Path | None) -> Contestant:
+def _contestant(
+    session: Session, method: MethodSpec, checkpoint: ResolvedDrafter | None
+) -> tuple[Contestant, PlanningInputs]:
     spec = session.spec
-    return build_contestant(
+    planning = PlanningInputs()
+    if method.name != BASELINE:
+        place = origin(
+            device=session.device,
+            weights_sha256=session.resolved.weights_sha256,
+            dtype=session.dtype,
+            threads=session.threads,
+        )
+        planning = gather(spec, place=place, checkpoint=checkpoint)
+    contestant = build_contestant(
         method.name,
         target=session.view,
-        checkpoint=checkpoint,
+        checkpoint=checkpoint.path if checkpoint else None,
         options=spec.options.get(method.name, {}),
         policy=spec.policy_parts,
         draft_length=spec.length_of(method),
+        cost=planning.cost,
+        temperatures=planning.temperatures,
     )
+    return contestant, planning
 
 
 def _find_checkpoint(session: Session, method: str, *, step: Step) -> ResolvedDrafter | None:

@@ -98,6 +98,8 @@ class RunSpec(_Strict):
     ``draft_length`` counts drafts a cycle, never the block size, and applies to methods that state none. ``options``
     are those of the methods by name, ``drafters`` their checkpoints. ``kv_memory`` None sizes the cache to the run,
     ``max_context`` None sizes the longest sequence to the prompts, ``num_prompts`` None ("all") takes every one.
+    Policies that plan by cost read ``cost_table`` (None: what 'specbench profile' left for this target and machine);
+    ``calibration`` is a file, "off", or "auto": the one beside the drafter where there is one.
     """
 
     methods: Annotated[tuple[MethodSpec, ...], BeforeValidator(_methods), Field(min_length=1)]
@@ -107,6 +109,9 @@ class RunSpec(_Strict):
     drafters: Annotated[dict[str, str], BeforeValidator(_hyphens)] = {}
     options: Annotated[dict[str, dict[str, Any]], BeforeValidator(_hyphens)] = {}
     policy: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*(:.+)?$")] = "fixed"
+    cost_table: Path | None = None
+    force_cost_table: bool = False
+    calibration: Annotated[str, Field(min_length=1)] = "auto"
     draft_length: Annotated[int, Field(ge=0)] | None = None
     synthetic_tau: Annotated[float, Field(ge=1)] | None = None
     synthetic_rates: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], BeforeValidator(_rates)] | None = None

@@ -10,7 +10,9 @@ from typing import Any
 from specbench import registry
 from specbench.api import Clock, Drafter, VerifyPolicy
 from specbench.config import BASELINE
+from specbench.engine.cost_table import CostTable
 from specbench.engine.engine import Engine
+from specbench.engine.policy import PolicyContext
 from specbench.engine.target import Target
 from specbench.errors import DrafterError, unknown_name
 from specbench.types import TargetView
@@ -46,11 +48,14 @@ def build_contestant(
     options: Mapping[str, Any],
     policy: tuple[str, str | None],
     draft_length: int | None,
+    cost: CostTable | None = None,
+    temperatures: tuple[float, ...] = (),
 ) -> Contestant:
     """Load a drafter and its policy; ``draft_length`` None is the length that the drafter was made for.
 
-    The baseline is always planned at length 0. Errors: UnknownNameError; DrafterError (with --drafter named where a
-    checkpoint is missing); ConfigError for a bad option or policy argument.
+    The baseline is always planned at length 0. ``cost`` and ``temperatures`` (of the confidences) are for policies that
+    plan by them. Errors: UnknownNameError; DrafterError (with --drafter named where a checkpoint is missing);
+    ConfigError for a bad option or policy argument.
     """
     check_options(method, options)
     drafter: Drafter = _load(method, target=target, checkpoint=checkpoint, options=options)
@@ -58,7 +63,15 @@ def build_contestant(
         policy, draft_length = ("fixed", None), 0
     length = drafter.trained_length if draft_length is None else draft_length
     name, argument = policy
-    return Contestant(method, drafter, registry.load("policies", name)(length, argument))
+    context = PolicyContext(
+        max_rows=target.max_rows,
+        device=target.device,
+        method=method,
+        cost=cost,
+        temperatures=temperatures,
+        stop_ids=target.stop_ids,
+    )
+    return Contestant(method, drafter, registry.load("policies", name)(length, argument, context=context))
 
 
 def _load(method: str, *, target: TargetView, checkpoint: Path | None, options: Mapping[str, Any]) -> Drafter:
@@ -85,7 +98,10 @@ def build_engine(
     clock: Clock,
     synthetic: tuple[float, ...] | None = None,
 ) -> Engine:
-    """The decode loop for one contestant; ``synthetic`` rates force what is accepted. Errors: CapacityError when the memory budget is too small."""
+    """The decode loop for one contestant; ``synthetic`` rates force what is accepted.
+
+    Errors: CapacityError when the memory budget is too small.
+    """
     return Engine(
         target,
         contestant.drafter,
