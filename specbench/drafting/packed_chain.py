@@ -12,11 +12,14 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from specbench.drafting.attention import attend
 from specbench.drafting.chain import ChainModel
 from specbench.drafting.packing import PackedBlocks
 from specbench.drafting.ttt import check_one_depth
+
+_KEPT_SCORES = 1 << 21  # chains times context up to which their scores are kept for the backward pass
 
 
 @dataclass(slots=True)
@@ -97,16 +100,33 @@ class AnchorAttend:
             seen &= at > index[:, None] + step - window
         if step == 0:
             return attend(query[None], keys[None], values[None], mask=seen[None], scale=scaling)[0]
-        grouped = query.reshape(query.shape[0], keys.shape[1], -1, query.shape[2])  # [n, Hkv, g, dk]
-        context = torch.einsum("nkgd,jkd->nkgj", grouped, keys).masked_fill(~seen[:, None, None], -torch.inf)
-        own = torch.stack([torch.einsum("nkgd,nkd->nkg", grouped, k[rows]) for k, _ in kept.later], dim=-1)
-        scores = torch.cat((context, own), dim=-1).to(torch.float32) * scaling
-        shares = torch.softmax(scores, dim=-1).to(values.dtype)
-        length = keys.shape[0]
-        out = torch.einsum("nkgj,jkd->nkgd", shares[..., :length], values)
-        for number, (_, later) in enumerate(kept.later):
-            out = out + shares[..., length + number, None] * later[rows][:, :, None]
-        return out.flatten(1, 2)
+        later = [(k[rows], v[rows]) for k, v in kept.later]
+        size = max(1, _KEPT_SCORES // keys.shape[0])
+        if query.shape[0] <= size:
+            return _mixed(query, keys, values, seen, scaling, later)
+        # Scores of a long text against itself would fill the memory seven times over: they are made again backward.
+        parts = []
+        for first in range(0, query.shape[0], size):
+            part = slice(first, first + size)
+            own = [(k[part], v[part]) for k, v in later]
+            parts.append(checkpoint(_mixed, query[part], keys, values, seen[part], scaling, own, use_reentrant=False))
+        return torch.cat(parts)
+
+
+def _mixed(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scaling: float, later: list[tuple[Tensor, Tensor]]
+) -> Tensor:
+    """[n, H, dv] of chains [n, H, dk] over the visible context [n, L] and their own later keys and values."""
+    grouped = query.reshape(query.shape[0], keys.shape[1], -1, query.shape[2])  # [n, Hkv, g, dk]
+    context = torch.einsum("nkgd,jkd->nkgj", grouped, keys).masked_fill(~seen[:, None, None], -torch.inf)
+    own = torch.stack([torch.einsum("nkgd,nkd->nkg", grouped, k) for k, _ in later], dim=-1)
+    scores = torch.cat((context, own), dim=-1).to(torch.float32) * scaling
+    shares = torch.softmax(scores, dim=-1).to(values.dtype)
+    length = keys.shape[0]
+    out = torch.einsum("nkgj,jkd->nkgd", shares[..., :length], values)
+    for number, (_, value) in enumerate(later):
+        out = out + shares[..., length + number, None] * value[:, :, None]
+    return out.flatten(1, 2)
 
 
 def chain_hidden(

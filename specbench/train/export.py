@@ -21,8 +21,7 @@ from specbench.train.bind import Bound, bind, data_hash
 from specbench.train.checkpoint import RECIPE, SUMMARY, load_best
 from specbench.train.distributed import World
 from specbench.train.evaluate import Judge
-from specbench.train.fit import check_target
-from specbench.train.frozen import frozen_view
+from specbench.train.fit import FitSpec, opened
 from specbench.train.loop import autocast_of
 from specbench.train.manifest import readable_bytes, write_durably
 from specbench.train.progress import Screen
@@ -37,43 +36,36 @@ _COST = ("seconds", "device", "dtype", "processes", "anchors", "predictions", "a
 
 @dataclass(frozen=True, slots=True)
 class ExportSpec:
-    """A training's folder, and the new folder of the checkpoint. ``target`` None is the recipe's."""
+    """A training's folder, what it was trained on as `FitSpec` has it, and the new folder of the checkpoint."""
 
     run: Path
+    data: tuple[Path, ...]
     out: Path
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    online: bool = False
     target: str | None = None
     device: str = "auto"
     threads: int | None = None
     trust_remote_code: bool = False
 
 
-def export(
-    source: FeatureSource, spec: ExportSpec, *, screen: Screen | None = None, step: Step = silent_step
-) -> dict[str, Any]:
+def export(spec: ExportSpec, *, screen: Screen | None = None, step: Step = silent_step) -> dict[str, Any]:
     """Write the checkpoint and its card; the card.
 
     Errors: TrainDataError when the folder holds no training or the features are not those it was trained on;
     CheckpointError when the destination is not empty; TargetError.
     """
     recipe, settings = read_run(spec.run)
-    if settings.get("data_sha256") != data_hash(source):
-        raise TrainDataError(f"{spec.run} was trained on other features; give the ones that it was trained on")
     found = find_target(spec.target or recipe.target, trust_remote_code=spec.trust_remote_code, step=step)
-    check_target(source, found)
     torch.set_num_threads(spec.threads or provenance.default_threads())
     device = choose_device(spec.device)
     dtype = choose_dtype(recipe.precision, device=device)
-    view = frozen_view(
-        found.resolved.path,
-        dtype=dtype,
-        device=device,
-        name=found.name,
-        max_context=recipe.max_length,
-        trust_remote_code=spec.trust_remote_code,
-    )
-    bound = bind(recipe, source, view)
-    card = write(recipe, source, bound, run=spec.run, out=spec.out, stored=spec.dtype, dtype=dtype)
+    given = FitSpec(spec.data, spec.run, spec.online, spec.target, spec.device, spec.threads, spec.trust_remote_code)
+    with opened(recipe, given, found, dtype=dtype, device=device, step=step) as (source, view):
+        if settings.get("data_sha256") != data_hash(source):
+            raise TrainDataError(f"{spec.run} was trained on other features; give the ones that it was trained on")
+        bound = bind(recipe, source, view)
+        card = write(recipe, source, bound, run=spec.run, out=spec.out, stored=spec.dtype, dtype=dtype)
     if screen is not None:
         screen.say(_line(card, spec.out))
     return card

@@ -7,8 +7,8 @@ state, the best weights and a summary. The same command goes on where it was sto
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from specbench import provenance
-from specbench.errors import TrainDataError
+from specbench import provenance, registry
+from specbench.errors import ConfigError, TrainDataError
 from specbench.interrupt import StopSignal
 from specbench.memory import PeakMemory
 from specbench.resolve import silent_step
@@ -26,15 +26,17 @@ from specbench.train.bind import Bound, bind, data_hash
 from specbench.train.checkpoint import RECIPE, SUMMARY
 from specbench.train.distributed import World, joined
 from specbench.train.evaluate import Judge
-from specbench.train.frozen import frozen_view
+from specbench.train.frozen import frozen_view, view_of_tables
 from specbench.train.loop import Trainer, autocast_of
 from specbench.train.manifest import check_disk, owned, readable_bytes, same_settings, write_durably
+from specbench.train.online import OnlineFeatures
 from specbench.train.progress import Screen, Silence, readable_seconds
 from specbench.train.rate import matrix_rate, probe
 from specbench.train.recipe import Recipe
 from specbench.train.sampler import Sampler
-from specbench.train.store import FeatureSource
+from specbench.train.store import FeatureSource, FeatureStore
 from specbench.train.target import FoundTarget, find_target
+from specbench.types import TargetView
 
 _COMPILED = ("GatedMLP", "RMSNorm")
 _STATE_BYTES = 4 + 4 + 8 + 4  # a parameter's weight, gradient, two moments and best copy, all float32
@@ -42,28 +44,47 @@ _STATE_BYTES = 4 + 4 + 8 + 4  # a parameter's weight, gradient, two moments and 
 
 @dataclass(frozen=True, slots=True)
 class FitSpec:
-    """What `fit` is told beside the recipe and the features. ``target`` None is the recipe's."""
+    """What `fit` is told beside the recipe. ``target`` None is the recipe's.
 
+    ``data`` is the folder of the features, or with ``online`` the folders of the answers, which then go through the
+    target beside the drafter.
+    """
+
+    data: tuple[Path, ...]
     out: Path
+    online: bool = False
     target: str | None = None
     device: str = "auto"
     threads: int | None = None
     trust_remote_code: bool = False
 
 
-def fit(
-    recipe: Recipe, source: FeatureSource, spec: FitSpec, *, screen: Screen | None = None, step: Step = silent_step
-) -> dict[str, Any]:
+def fit(recipe: Recipe, spec: FitSpec, *, screen: Screen | None = None, step: Step = silent_step) -> dict[str, Any]:
     """Train, or go on training; the summary that lies in the folder afterwards.
 
     Errors: TargetError, ConfigError, UnknownNameError, TrainDataError, CapacityError; KeyboardInterrupt when it was
     stopped, with everything saved.
     """
     found = find_target(spec.target or recipe.target, trust_remote_code=spec.trust_remote_code, step=step)
-    check_target(source, found)
     torch.set_num_threads(spec.threads or provenance.default_threads())
     with joined(choose_device(spec.device)) as (world, device):
         dtype = choose_dtype(recipe.precision, device=device)
+        shown = screen if screen is not None and world.is_main else Silence()
+        with opened(recipe, spec, found, dtype=dtype, device=device, step=step) as (source, view):
+            bound = bind(recipe, source, view)
+            return run(recipe, source, bound, out=spec.out, dtype=dtype, world=world, screen=shown)
+
+
+@contextmanager
+def opened(
+    recipe: Recipe, spec: FitSpec, found: FoundTarget, *, dtype: str, device: str, step: Step
+) -> Iterator[tuple[FeatureSource, TargetView]]:
+    """Features and the target's tables. Errors: TrainDataError, TargetError, ConfigError."""
+    if not spec.online:
+        if len(spec.data) != 1:
+            raise ConfigError("one folder of features is trained on; join the answers in `specbench train features`")
+        source = FeatureStore.open(spec.data[0])
+        check_target(source, found)
         view = frozen_view(
             found.resolved.path,
             dtype=dtype,
@@ -72,9 +93,22 @@ def fit(
             max_context=recipe.max_length,
             trust_remote_code=spec.trust_remote_code,
         )
-        bound = bind(recipe, source, view)
-        shown = screen if screen is not None and world.is_main else Silence()
-        return run(recipe, source, bound, out=spec.out, dtype=dtype, world=world, screen=shown)
+        yield source, view
+        return
+    target = found.load(dtype=dtype, device=device, threads=spec.threads, step=step)
+    view = view_of_tables(
+        target.model,
+        target.model.get_input_embeddings(),
+        target.model.get_output_embeddings(),
+        dtype=target.lm.dtype,
+        device=device,
+        name=found.name,
+        max_context=recipe.max_length,
+    )
+    taps = registry.load("trainables", recipe.method).taps(view, options=recipe.drafter)
+    with OnlineFeatures.open(spec.data, target=target, taps=taps.boundaries) as online:
+        check_target(online, found)
+        yield online, view
 
 
 def check_target(source: FeatureSource, found: FoundTarget) -> None:
