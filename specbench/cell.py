@@ -81,6 +81,7 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
         threads=session.threads,
         max_context=session.limits.max_context,
         synthetic=spec.synthetic_for(contestant.draft_length),
+        causal=contestant.policy.causal,
         backend="engine",
         inputs=inputs,
         **{name: getattr(spec, name) for name in _COPIED},

@@ -246,6 +246,7 @@ class CellSpec(_Strict):
     prefill_chunk: int
     max_context: int
     synthetic: tuple[float, ...] | None = None  # forced conditional acceptance rates; such cells never rank
+    causal: bool = True  # the policy decides on no draft by what was computed from it; others never rank
     backend: str
     inputs: dict[str, str]
 

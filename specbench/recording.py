@@ -12,7 +12,7 @@ from typing import Any
 
 from specbench import provenance
 from specbench.cell import Measurement, PlannedCell
-from specbench.config import BASELINE
+from specbench.config import BASELINE, CellSpec
 from specbench.errors import RecordError, SpecbenchError
 from specbench.judging import Judgement
 from specbench.metrics import METRICS_VERSION
@@ -102,7 +102,7 @@ class Recorder:
             "method": spec.method,
             "draft_length": spec.draft_length,
             "spec": spec.model_dump(mode="json"),
-            "provenance": {**self.machine, "memory": memory},
+            "provenance": {**self.machine, **_causality(spec, self.machine), "memory": memory},
             "target": Identity(
                 name=session.name,
                 sha256=session.resolved.weights_sha256,
@@ -143,6 +143,14 @@ def _where(error: Exception) -> str | None:
         return None
     last = frames[-1]
     return f"{Path(last.filename).name}:{last.lineno} in {last.name}"
+
+
+def _causality(spec: CellSpec, machine: dict[str, Any]) -> dict[str, Any]:
+    """What a policy that decides on drafts by looking at them adds to the provenance: such a row never ranks."""
+    if spec.causal:
+        return {}
+    reason = f"the policy '{spec.policy}' is not causal: at temperature its text is biased"
+    return {"rankable": False, "not_rankable_because": [*machine.get("not_rankable_because", []), reason]}
 
 
 def _counts(measured: Measurement) -> dict[str, int]:
