@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specbench_drafters.formats import packaged
 from support_models import tiny_llama_dir
-from support_training import MemoryStore, bound, memory_store, recipe, trained_target, view_of
+from support_training import METHODS, MemoryStore, bound, memory_store, recipe, trained_target, view_of
 
 from specbench import registry
 from specbench.api import TrainLoss
@@ -341,3 +341,16 @@ def test_a_loss_without_a_teaching_term_is_refused() -> None:
         Recipe.model_validate(document | {"phases": [{"sequences": 2}]})
     with pytest.raises(ValueError, match="decay or base"):
         Recipe.model_validate(document | {"loss": {"ce": 1.0, "decay": 1.0, "base": 0.5}})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fresh_weights_come_from_the_seed_alone(method: str) -> None:
+    wanted = recipe(method)
+    torch.manual_seed(1)
+    one = bound(MODEL, STORE, wanted).trainable.weights()
+    torch.manual_seed(2)
+    other = bound(MODEL, STORE, wanted).trainable.weights()
+    third = bound(MODEL, STORE, wanted.model_copy(update={"seed": 3})).trainable.weights()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+    assert not torch.equal(one["layers.0.mlp.up_proj.weight"], third["layers.0.mlp.up_proj.weight"])

@@ -191,19 +191,20 @@ def head_shape(config: object) -> tuple[float | None, float | None]:
 
 
 def fresh(module: nn.Module, *, seed: int, std: float = 0.02) -> None:
-    """Draw weights: matrices normal with ``std``, the projection of the features by its width, W2 of a sequential head
-    zero, so that it starts as no bias at all; vectors keep what their layer gave them."""
+    """Draw every weight by ``seed`` alone, whatever the layers gave themselves.
+
+    Matrices are normal with ``std``, the projections of the features by their width; biases are zero, and so is W2 of a
+    sequential head, which then starts as no bias at all; norms keep their ones.
+    """
     noise = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            if parameter.dim() < 2:
-                continue
-            if name.endswith("markov_w2.weight"):
+            if name.endswith((".bias", "markov_w2.weight")):
                 parameter.zero_()
-                continue
-            wide = name in ("fc.weight", "input_proj.weight") or name.endswith("markov_w1.weight")
-            size = parameter.shape[1] ** -0.5 if wide else std
-            parameter.copy_(size * torch.randn(parameter.shape, generator=noise))
+            elif parameter.dim() > 1 or name == "mask_embedding":
+                wide = name in ("fc.weight", "input_proj.weight") or name.endswith("markov_w1.weight")
+                size = parameter.shape[1] ** -0.5 if wide else std
+                parameter.copy_(size * torch.randn(parameter.shape, generator=noise))
 
 
 def with_head(spec: DrafterSpec, target: TargetView) -> DrafterSpec:
