@@ -101,7 +101,7 @@ class Drill:
             id_map = proposal.draft.id_map
         else:
             best = wanted.argmax(dim=-1)
-            id_map = self.drafter._id_map
+            id_map = self.drafter.id_map
             assert drafts == (best if id_map is None else id_map[best]).tolist()
         if id_map is not None:
             assert set(drafts) <= set(id_map.tolist())

@@ -33,6 +33,7 @@ from specbench.errors import SpecbenchError
 LAYERS = 2  # of the target for checkpoints in the own layout; published ones are made for `support_checkpoints`'
 CONTEXT = 64
 TOY_VOCAB = 8
+TOKENS, PADDED_VOCAB = 97, 104  # of the tokenizer, and rows of a target's head that is taller
 
 Maker = Callable[..., Path]  # (folder, *, vocab, limit) -> the folder with a checkpoint in it
 
@@ -157,11 +158,11 @@ def _reduced(folder: Path, *, vocab: int, **fields: Any) -> Path:
     return own(folder, vocab=vocab, d2t=draft_ids(vocab), **fields)
 
 
-def _language_model(folder: Path, *, vocab: int, limit: int = CONTEXT, rows: int | None = None) -> Path:
-    """A one-layer model and its tokenizer; ``rows`` of its head and embedding, where they are not the target's."""
-    model = tiny_qwen3(vocab=rows or vocab, layers=1, scale=5.0, seed=2, limit=limit)
+def _language_model(folder: Path, *, vocab: int, limit: int = CONTEXT, missing: int = 0) -> Path:
+    """A one-layer model whose head has ``missing`` rows less than the target's, and the target's tokenizer."""
+    model = tiny_qwen3(vocab=vocab - missing, layers=1, scale=5.0, seed=2, limit=limit)
     model.save_pretrained(folder)
-    counted_tokenizer(min(vocab, rows or vocab)).save_pretrained(folder)
+    counted_tokenizer(min(vocab - missing, TOKENS)).save_pretrained(folder)
     return folder
 
 
@@ -172,7 +173,7 @@ OWN: dict[str, dict[str, Maker]] = {
         "own-slots": partial(own, kind=DraftKind.DFLASH, slot_shift=0, block_inputs=6, head_from="target"),
         "own-reduced": partial(_reduced, kind=DraftKind.DFLASH, window=6),
     },
-    "draft-model": {"own": _language_model, "own-fewer-rows": lambda at, **more: _language_model(at, rows=7, **more)},
+    "draft-model": {"own": _language_model, "own-fewer-rows": partial(_language_model, missing=1)},
     "dspark": {
         "own-vanilla": partial(own, **_DSPARK, markov="vanilla", confidence="hidden+markov"),
         "own-gated": partial(own, **_DSPARK, markov="gated", confidence="hidden"),

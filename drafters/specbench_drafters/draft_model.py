@@ -170,9 +170,10 @@ def _check_tokenizer(checkpoint: Path, target: TargetView) -> None:
         ) from error
     theirs = target.tokenizer.get_vocab()
     if own != theirs:
-        differing = sum(1 for token, number in own.items() if theirs.get(token) != number)
+        differing = len({token for token, _ in own.items() ^ theirs.items()})
         raise DrafterError(
-            f"draft model '{checkpoint}' has another tokenizer than the target ({differing} of {len(own)} ids differ); "
+            f"draft model '{checkpoint}' has another tokenizer than the target ({differing} tokens have another id or "
+            "none in one of the two); "
             "use a draft model of the target's family"
         )
 

@@ -91,7 +91,7 @@ class ChainDrafter:
         self.taps = taps
         self.trained_length = trained_length
         self.max_context = max_context
-        self._id_map = None if id_map is None else id_map.to(target.device)
+        self.id_map = None if id_map is None else id_map.to(target.device)
         self._width = nameable(target, id_map=id_map)
         self._greedy = greedy
         self._weight_bytes = weight_bytes
@@ -150,9 +150,7 @@ class ChainDrafter:
             normed, hidden = self.model.finish(output)
             logits = self.model.logits(normed[0])[:, None]  # [B, 1, Vd]
             noise = None if uniforms is None else uniforms[:, step : step + 1]
-            parts.append(
-                draw(logits, rows, uniforms=noise, id_map=self._id_map, width=self._width, greedy=self._greedy)
-            )
+            parts.append(draw(logits, rows, uniforms=noise, id_map=self.id_map, width=self._width, greedy=self._greedy))
             if step + 1 < steps:
                 output = self._next(rows, attend, hidden, parts[-1][0], step=step)
         tokens, draft = join(parts)

@@ -77,6 +77,23 @@ def test_ids_of_a_reduced_vocabulary_are_the_targets() -> None:
     assert draft.id_map is ids
 
 
+@pytest.mark.parametrize("ids", [None, torch.tensor([1, 4, 6, 9])])
+def test_ids_beyond_the_width_are_never_drawn(ids: torch.Tensor | None) -> None:
+    scores, noise = logits(2, 50, 4), torch.rand(2, 50, dtype=torch.float64)
+    scores[..., 3] = 10.0  # the likeliest by far
+    kept = torch.arange(3) if ids is None else ids[:3]
+    greedy, _ = draw(scores, make_rows([0, 1], [1, 1], [1, 1]), uniforms=None, id_map=ids, width=3)
+    assert greedy.equal(kept[scores[..., :3].argmax(-1)])
+    rows = make_rows([0, 1], [1, 1], [1, 1], temperature=[1.0, 0.0], top_k=4)
+    tokens, draft = draw(scores, rows, uniforms=noise, id_map=ids, width=3)
+    assert draft is not None
+    assert set(tokens[0].tolist()) == set(kept.tolist())
+    assert tokens[1].equal(greedy[1])
+    q = (draft.logits - draft.log_normaliser[..., None]).exp()
+    torch.testing.assert_close(q[0], torch.softmax(scores[0, :, :3], -1))
+    assert draft.id_map is None if ids is None else draft.id_map.equal(kept)
+
+
 def test_joined_positions_equal_one_draw() -> None:
     rows = make_rows([0, 1], [1, 1], [1, 1], temperature=1.0, top_p=0.8)
     scores, noise = logits(2, 3, 9), torch.rand(2, 3, dtype=torch.float64)

@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support_contestants import counted_tokenizer
+from support_drafting import fixture_view
 
-from specbench.drafting.vocab import checked_map, coverage, from_offsets, scatter_logits
+from specbench.drafting.vocab import checked_map, coverage, from_offsets, nameable, scatter_logits
 from specbench.errors import CheckpointError
 
 
@@ -58,3 +60,17 @@ def test_no_map_covers_everything() -> None:
     logits = torch.randn(1, 5)
     assert scatter_logits(logits, id_map=None, vocab_size=5) is logits
     assert coverage(torch.tensor([1, 2]), id_map=None) == 1.0
+
+
+def test_what_the_tokenizer_can_name_may_be_proposed() -> None:
+    known, unknown = fixture_view(vocab_size=40, tokenizer=counted_tokenizer(30)), fixture_view(vocab_size=40)
+    ids = torch.tensor([2, 5, 29, 30, 39])
+    assert nameable(unknown, id_map=None) == 40
+    assert nameable(unknown, id_map=ids) == 5
+    assert nameable(known, id_map=None) == 30
+    assert nameable(known, id_map=ids) == 3
+    taller = fixture_view(vocab_size=20, tokenizer=counted_tokenizer(30))
+    assert nameable(taller, id_map=None) == 20
+    with pytest.raises(CheckpointError, match="no token") as error:
+        nameable(known, id_map=ids[3:])
+    assert "\n" not in str(error.value)

@@ -196,7 +196,10 @@ def _tap_text(spec: DrafterSpec) -> str:
 
 
 def _table_text(spec: DrafterSpec) -> str:
-    vocabulary = "" if spec.d2t is None else f" of {spec.d2t.numel()} draft tokens among {spec.vocab_size}"
+    vocabulary = ""
+    if spec.d2t is not None:
+        share = spec.d2t.numel() / spec.vocab_size
+        vocabulary = f" of {spec.d2t.numel()} draft tokens among {spec.vocab_size} ({share:.1%})"
     scale = f", embeddings times {spec.embed_scale:g}" if spec.embed_scale is not None else ""
     scale += f", logits times {spec.logit_scale:g}" if spec.logit_scale is not None else ""
     scale += f", softcap {spec.softcap:g}" if spec.softcap is not None else ""
