@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import chi2
+from support_distribution import marginal, p_value
 from support_drafters import StatelessDrafter, TableDrafter
 from support_engine import request, serve
 from support_planning import make_policy
 from support_targets import tiny_model
-from test_recipes_sampled import PROMPT, exact, marginal, p_value, table, toy
+from test_recipes_sampled import PROMPT, exact, table, toy
 from torch import Tensor
 
 from specbench.drafting.sampling import draw
@@ -182,7 +183,7 @@ def served(drafter: Any, policy: str, draws: int) -> RunTrace:
 
 def distribution_p(trace: RunTrace) -> float:
     seen = Counter(r.output_ids[1:4] for r in trace.requests)
-    return p_value(seen, marginal(exact(Sampling(1.0), 4), 1, 4), len(trace.requests))
+    return p_value(seen, marginal(exact(Sampling(1.0), 4), 1, 4))
 
 
 @pytest.mark.parametrize("policy", ["load-aware:lag=1", "load-aware:lag=2", "algorithm1", "threshold:0.5,explore=0.1"])

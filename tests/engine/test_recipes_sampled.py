@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chi2
+from support_distribution import continuations, marginal, p_value
 from support_drafters import TableDrafter
 from support_engine import request, serve
 from support_targets import tiny_model
@@ -35,45 +35,9 @@ def table() -> torch.Tensor:
 
 @cache
 def exact(sampling: Sampling, length: int) -> dict[tuple[int, ...], float]:
-    """Probability of every continuation of ``length`` tokens, by plain forward passes."""
-    found: dict[tuple[int, ...], float] = {(): 1.0}
+    """Probability of every continuation of ``length`` tokens."""
     model = tiny_model("llama", vocab_size=VOCABULARY, scale=2.0, pad_token_id=None)
-    for _ in range(length):
-        grown: dict[tuple[int, ...], float] = {}
-        heads = list(found)
-        with torch.no_grad():
-            logits = model(torch.tensor([[*PROMPT, *h] for h in heads]), use_cache=False).logits[:, -1]
-        n = len(heads)
-        processed, normaliser = process_logits(
-            logits,
-            temperature=torch.full((n,), sampling.temperature),
-            top_p=torch.full((n,), sampling.top_p),
-            top_k=torch.full((n,), sampling.top_k or VOCABULARY),
-            any_truncated=True,
-        )
-        probability = (processed - normaliser[:, None]).double().exp()
-        for row, head in enumerate(heads):
-            for token in range(VOCABULARY):
-                if probability[row, token] > 0:
-                    grown[(*head, token)] = found[head] * float(probability[row, token])
-        found = grown
-    return found
-
-
-def p_value(seen: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float], n: int) -> float:
-    """Pearson's chi-squared; cells below 5 expected draws are pooled. Impossible outcomes give 0."""
-    assert sum(seen.values()) == n
-    if any(outcome not in expected for outcome in seen):
-        return 0.0
-    big = {o: p for o, p in expected.items() if p * n >= 5}
-    rest = 1.0 - sum(big.values())
-    statistic = sum((seen[o] - p * n) ** 2 / (p * n) for o, p in big.items())
-    cells = len(big)
-    if rest * n >= 5:
-        other = n - sum(seen[o] for o in big)
-        statistic += (other - rest * n) ** 2 / (rest * n)
-        cells += 1
-    return float(chi2.sf(statistic, cells - 1))
+    return continuations(model, PROMPT, sampling, length=length)
 
 
 def run(sampling: Sampling, drafter: Any, *, seed: int = 0, draws: int = DRAWS, **options: Any) -> RunTrace:
@@ -83,13 +47,6 @@ def run(sampling: Sampling, drafter: Any, *, seed: int = 0, draws: int = DRAWS, 
 
 def tail(trace: RunTrace, start: int, stop: int) -> Counter[tuple[int, ...]]:
     return Counter(r.output_ids[start:stop] for r in trace.requests)
-
-
-def marginal(joint: dict[tuple[int, ...], float], start: int, stop: int) -> dict[tuple[int, ...], float]:
-    out: dict[tuple[int, ...], float] = {}
-    for outcome, p in joint.items():
-        out[outcome[start:stop]] = out.get(outcome[start:stop], 0.0) + p
-    return out
 
 
 SAMPLINGS = [
@@ -106,9 +63,9 @@ SAMPLINGS = [
 def test_t6_output_distribution_is_the_targets(sampling: Sampling) -> None:
     trace = run(sampling, TableDrafter(table()))
     joint = exact(sampling, 4)
-    assert p_value(tail(trace, 1, 4), marginal(joint, 1, 4), DRAWS) > 1e-4
+    assert p_value(tail(trace, 1, 4), marginal(joint, 1, 4)) > 1e-4
     for position in (1, 2, 3):
-        assert p_value(tail(trace, position, position + 1), marginal(joint, position, position + 1), DRAWS) > 1e-4
+        assert p_value(tail(trace, position, position + 1), marginal(joint, position, position + 1)) > 1e-4
 
 
 @pytest.mark.parametrize("ids", [[0, 2, 3, 5], [1, 4, 7]])
@@ -116,12 +73,12 @@ def test_t6_reduced_draft_vocabulary_stays_exact(ids: list[int]) -> None:
     drafter = TableDrafter(table()[:, ids].contiguous(), id_map=torch.tensor(ids))
     trace = run(Sampling(1.0), drafter)
     assert {t for r in trace.rounds for t in r.draft_ids} <= set(ids)
-    assert p_value(tail(trace, 1, 4), marginal(exact(Sampling(1.0), 4), 1, 4), DRAWS) > 1e-4
+    assert p_value(tail(trace, 1, 4), marginal(exact(Sampling(1.0), 4), 1, 4)) > 1e-4
 
 
 def test_t6_point_mass_drafts_stay_exact() -> None:
     trace = run(Sampling(1.0), TableDrafter(table(), greedy=True))
-    assert p_value(tail(trace, 1, 4), marginal(exact(Sampling(1.0), 4), 1, 4), DRAWS) > 1e-4
+    assert p_value(tail(trace, 1, 4), marginal(exact(Sampling(1.0), 4), 1, 4)) > 1e-4
 
 
 def test_t6_acceptance_is_the_overlap_of_the_distributions() -> None:
@@ -185,7 +142,7 @@ class KeepsNoiseByPosition:
 @pytest.mark.parametrize("fault", [TruncatedDraftOnly])
 def test_planted_draft_faults_are_caught(fault: Callable[[torch.Tensor], Any]) -> None:
     trace = run(Sampling(1.0), fault(table()))
-    assert p_value(tail(trace, 1, 4), marginal(exact(Sampling(1.0), 4), 1, 4), DRAWS) < 1e-6
+    assert p_value(tail(trace, 1, 4), marginal(exact(Sampling(1.0), 4), 1, 4)) < 1e-6
 
 
 def test_top_p_on_the_draft_only_is_caught() -> None:
@@ -208,4 +165,4 @@ def test_top_p_on_the_draft_only_is_caught() -> None:
             return type(found)(sample(processed, normaliser, u).view(b, g), found.counts, found.draft)
 
     trace = run(honest, DraftCutOnly(table()))
-    assert p_value(tail(trace, 1, 4), marginal(exact(honest, 4), 1, 4), DRAWS) < 1e-6
+    assert p_value(tail(trace, 1, 4), marginal(exact(honest, 4), 1, 4)) < 1e-6
