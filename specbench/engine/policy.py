@@ -129,12 +129,15 @@ class StepCost:
         self._known: dict[tuple[int, int, int], Tensor] = {}
         self._prices: dict[tuple[str, int], Tensor] = {}
 
-    def rates(self, rows: int, *, prefill: int, candidates: int) -> Tensor:
-        """[candidates + 1] float64: steps a second with 0, 1, ... drafts beside ``rows`` anchors and a prompt chunk."""
-        key = (rows, prefill, candidates)
+    def rates(self, rows: int, *, riding: int, candidates: int) -> Tensor:
+        """[candidates + 1] float64: steps a second with 0, 1, ... drafts beside ``rows`` anchors.
+
+        ``riding`` tokens are in the batch whatever is decided: prompt chunks, and rounds that verify everything.
+        """
+        key = (rows, riding, candidates)
         if key in self._known:
             return self._known[key]
-        tokens = rows + prefill + torch.arange(candidates + 1, device=self._device)
+        tokens = rows + riding + torch.arange(candidates + 1, device=self._device)
         if self.table.lookup == "linear":
             rate = 1.0 / lookup(tokens, at=self._at, values=self._seconds, linear=True)
         else:
@@ -142,7 +145,7 @@ class StepCost:
         rate = torch.where(tokens > self.table.max_tokens, rate * self.table.max_tokens / tokens, rate)
         if self.table.row_cost is not None:
             rate = 1.0 / (1.0 / rate + float(self.table.row_cost.at(rows)))
-        if prefill == 0:  # prompt chunks come in any size: what is kept stays bounded
+        if riding == 0:  # prompt chunks come in any size: what is kept stays bounded
             self._known[key] = rate
         return rate
 
@@ -165,6 +168,17 @@ def needed_cost(policy: str, context: PolicyContext | None) -> StepCost:
 
 
 # ------------------------------------------------------------------------------------------------------ policy
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What a policy decides on: scores of the B rows' drafts, and the rows whose turn it is to verify everything."""
+
+    conditional: Tensor  # [B, G] float64, given that all before it were accepted
+    survival: Tensor  # [B, G] float64, running product, 0 beyond the counts
+    counts: Tensor  # [B] int64
+    num_whole: int = 0
+    whole: Tensor | None = None  # [B] bool; None where there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,15 +227,19 @@ class ScoredPolicy(ABC):
     def plan(self, rows: Rows, *, proposal: Proposal, load: Load) -> VerifyPlan:
         """Lengths from the scores of what was drafted; everything in rounds whose turn it is."""
         conditional = self.scores.conditional(rows, proposal)  # [B, G] float64
-        decision = self._decide(
-            rows, conditional=conditional, scores=survival(conditional, proposal.counts), proposal=proposal, load=load
+        chosen = self.exploring(rows)
+        drafted = Drafted(
+            conditional,
+            survival(conditional, proposal.counts),
+            proposal.counts,
+            num_whole=0 if chosen is None else sum(chosen),
+            whole=None if chosen is None else torch.tensor(chosen).to(conditional.device, non_blocking=True),
         )
-        everything = self.exploring(rows)
+        decision = self._decide(rows, drafted, load)
         lengths = decision.lengths
-        if everything is not None:
-            mask = torch.tensor(everything).to(lengths.device, non_blocking=True)
-            lengths = torch.where(mask, proposal.counts, lengths)
-        return VerifyPlan(lengths, explain=_explainer(decision, everything, len(rows)))
+        if drafted.whole is not None:
+            lengths = torch.where(drafted.whole, proposal.counts, lengths)
+        return VerifyPlan(lengths, explain=_explainer(decision, chosen, len(rows)))
 
     def observe(self, rows: Rows, *, plan: VerifyPlan, verdict: Verdict) -> None:
         """Learn from the drafts that were verified and reached."""
@@ -235,8 +253,8 @@ class ScoredPolicy(ABC):
         return chosen if any(chosen) else None
 
     @abstractmethod
-    def _decide(self, rows: Rows, *, conditional: Tensor, scores: Tensor, proposal: Proposal, load: Load) -> Decision:
-        """Verified lengths from conditional confidences and survivals, both [B, G] float64."""
+    def _decide(self, rows: Rows, drafted: Drafted, load: Load) -> Decision:
+        """Verified lengths; those of rows that verify everything are overridden."""
 
 
 def _explainer(decision: Decision, everything: Sequence[bool] | None, rows: int) -> Callable[[], Sequence[str]]:

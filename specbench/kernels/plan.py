@@ -67,24 +67,23 @@ def rank(scores: Tensor, counts: Tensor) -> Ranking:
     return Ranking(ordered, place.view_as(inside), inside, order // width)
 
 
-def theta_path(ranking: Ranking, rates: Tensor) -> Tensor:
+def theta_path(ranking: Ranking, rates: Tensor, *, expected: Tensor | None = None) -> Tensor:
     """[R * G + 1] float64: expected throughput after admitting the first 0, 1, 2, ... candidates.
 
-    ``rates`` [R * G + 1] float64 are the steps a second with that many candidates in the batch. Entries beyond the
-    number of candidates are meaningless.
+    ``rates`` [R * G + 1] float64 are the steps a second with that many candidates in the batch; ``expected`` [] the
+    tokens committed without any of them, None for one a row. Entries beyond the number of candidates are meaningless.
     """
-    rows = ranking.inside.shape[0]
     gained = torch.nn.functional.pad(ranking.scores.cumsum(dim=0), (1, 0))
-    return (rows + gained) * rates
+    return (gained + (ranking.inside.shape[0] if expected is None else expected)) * rates
 
 
-def early_stop(ranking: Ranking, rates: Tensor) -> Choice:
+def early_stop(ranking: Ranking, rates: Tensor, *, expected: Tensor | None = None) -> Choice:
     """Algorithm 1 of the DSpark paper: admit in rank order, stop at the first that does not raise the throughput.
 
     Stopping there is what keeps it exact with current scores: whether a draft is admitted then depends on nothing that
-    was computed from that draft or a later one of its row.
+    was computed from that draft or a later one of its row. Arguments as of `theta_path`.
     """
-    theta = theta_path(ranking, rates)
+    theta = theta_path(ranking, rates, expected=expected)
     better = (theta[1:] > theta[:-1]) & (torch.arange(theta.shape[0] - 1, device=theta.device) < ranking.count)
     admitted = better.to(torch.int64).cumprod(dim=0).sum()
     return Choice(admitted, theta[admitted])

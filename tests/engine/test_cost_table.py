@@ -18,6 +18,7 @@ from specbench.engine.policy import StepCost
 from specbench.errors import ConfigError
 
 PLAIN = json.loads((TABLES / "gpu_staircase_sglang.json").read_text())
+OURS = {"format": "specbench-cost-table", "version": 1, "tokens": [1], "steps_per_s": [1.0], "max_tokens": 1}
 ADDITIVE = json.loads((TABLES / "additive_sglang.json").read_text())
 
 
@@ -87,7 +88,7 @@ def test_documents_round_trip_and_the_device_agrees_with_the_table(data: st.Data
     assert back == table
     assert back.sha256() == table.sha256()
     rows, prefill, candidates = data.draw(st.integers(1, 12)), data.draw(st.integers(0, 40)), 30
-    on_device = StepCost(table, torch.device("cpu")).rates(rows, prefill=prefill, candidates=candidates)
+    on_device = StepCost(table, torch.device("cpu")).rates(rows, riding=prefill, candidates=candidates)
     expected = table.rate(rows + prefill + np.arange(candidates + 1), rows=rows)
     np.testing.assert_allclose(on_device.numpy(), expected, rtol=1e-12)
 
@@ -117,8 +118,8 @@ def test_tables_of_another_device_or_model_are_refused_unless_forced() -> None:
         ({**PLAIN, "extra": 1}, "extra"),
         ({**ADDITIVE, "bias_seconds": 0.0}, "bias_seconds"),
         ({**ADDITIVE, "theta_seconds": [-1.0, 0.0, 0.0, 0.0]}, "no time"),
-        ({"format": "specbench-cost-table", "version": 9, "tokens": [1], "steps_per_s": [1], "max_tokens": 1}, "version"),
-        ({"format": "specbench-cost-table", "version": 1, "tokens": [1], "steps_per_s": [0], "max_tokens": 1}, "greater"),
+        ({**OURS, "version": 9}, "version"),
+        ({**OURS, "steps_per_s": [0]}, "greater"),
     ],
 )  # fmt: skip
 def test_damaged_tables_are_refused_in_one_line(document: Any, says: str) -> None:

@@ -6,11 +6,12 @@ then never looks at what comes after the drafts that it decides on.
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
 
 from specbench.engine.policy import (
     SHARED,
     Decision,
+    Drafted,
     PolicyContext,
     ScoredPolicy,
     canonical,
@@ -18,7 +19,7 @@ from specbench.engine.policy import (
     parse_options,
 )
 from specbench.kernels.plan import admit, early_stop, rank
-from specbench.types import Load, Proposal, Rows
+from specbench.types import Load, Rows
 
 
 class Algorithm1Policy(ScoredPolicy):
@@ -29,10 +30,15 @@ class Algorithm1Policy(ScoredPolicy):
         self._cost = needed_cost("algorithm1", context)
         super().__init__(canonical("algorithm1", options), draft_length, options, context)
 
-    def _decide(self, rows: Rows, *, conditional: Tensor, scores: Tensor, proposal: Proposal, load: Load) -> Decision:
-        rates = self._cost.rates(len(rows), prefill=load.prefill_tokens, candidates=scores.numel())
-        ranking = rank(scores, proposal.counts)
-        choice = early_stop(ranking, rates)
+    def _decide(self, rows: Rows, drafted: Drafted, load: Load) -> Decision:
+        scores, counts, expected, riding = drafted.survival, drafted.counts, None, load.prefill_tokens
+        if drafted.whole is not None:  # rows that verify everything are no candidates; their tokens ride along
+            riding += drafted.num_whole * scores.shape[1]
+            expected = len(rows) + (scores * drafted.whole[:, None]).sum()
+            counts = torch.where(drafted.whole, 0, counts)
+        rates = self._cost.rates(len(rows), riding=riding, candidates=scores.numel())
+        ranking = rank(scores, counts)
+        choice = early_stop(ranking, rates, expected=expected)
         return Decision(admit(ranking, choice.admitted), {"capacity": choice.admitted, "theta": choice.theta})
 
 

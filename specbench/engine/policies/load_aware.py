@@ -21,6 +21,7 @@ from torch import Tensor
 from specbench.engine.policy import (
     SHARED,
     Decision,
+    Drafted,
     Option,
     PolicyContext,
     ScoredPolicy,
@@ -30,7 +31,7 @@ from specbench.engine.policy import (
 )
 from specbench.errors import ConfigError
 from specbench.kernels.plan import Drafting, admit, best_capacity, best_drafting, rank, survival
-from specbench.types import Load, Proposal, Rows
+from specbench.types import Load, Rows
 
 FADE = 0.5  # what is left of an old score after a cycle without drafting
 
@@ -95,7 +96,7 @@ class LoadAwarePolicy(ScoredPolicy):
         self._known = self._history.read(rows, load.step)
         if not self._priced:
             return super().draft_limits(rows, load=load)
-        rates = self._cost.rates(len(rows), prefill=load.prefill_tokens, candidates=self._known.numel())
+        rates = self._cost.rates(len(rows), riding=load.prefill_tokens, candidates=self._known.numel())
         self._drafting = best_drafting(
             self._known,
             draft_seconds=self._cost.draft_seconds(self.context.method, len(rows)),
@@ -108,7 +109,8 @@ class LoadAwarePolicy(ScoredPolicy):
         self._asked = chosen
         return torch.where(chosen, self.draft_length, 0)
 
-    def _decide(self, rows: Rows, *, conditional: Tensor, scores: Tensor, proposal: Proposal, load: Load) -> Decision:
+    def _decide(self, rows: Rows, drafted: Drafted, load: Load) -> Decision:
+        scores, counts = drafted.survival, drafted.counts
         assert self._known is not None, "limits come before the plan"
         known, drafting, asked = self._known, self._drafting, self._asked
         self._known = self._drafting = self._asked = None
@@ -119,14 +121,15 @@ class LoadAwarePolicy(ScoredPolicy):
             choice = drafting.choice
         else:
             basis = known if self._lag else fresh
-            whole = torch.full_like(proposal.counts, basis.shape[1])
-            rates = self._cost.rates(len(rows), prefill=load.prefill_tokens, candidates=basis.numel())
-            choice = best_capacity(rank(basis, whole), rates)
+            full = torch.full_like(counts, basis.shape[1])
+            rates = self._cost.rates(len(rows), riding=load.prefill_tokens, candidates=basis.numel())
+            choice = best_capacity(rank(basis, full), rates)
         facts = {"capacity": choice.admitted, "theta": choice.theta}
         if drafting is not None:
             facts["drafting"] = drafting.rows.sum()
-        lengths = admit(rank(scores, proposal.counts), choice.admitted)
-        return Decision(lengths, facts, label=f"lag={self._lag}")
+        if drafted.whole is not None:  # rows that verify everything come first: the capacity holds for all together
+            scores = torch.where(drafted.whole[:, None], 2.0, scores)
+        return Decision(admit(rank(scores, counts), choice.admitted), facts, label=f"lag={self._lag}")
 
     def _keep(self, rows: Rows, step: int, known: Tensor, fresh: Tensor, asked: Tensor | None) -> None:
         if asked is not None:

@@ -6,11 +6,19 @@ Causal: the confidence of a draft is computed without it, and nothing later is l
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from specbench.engine.policy import SHARED, Decision, Option, PolicyContext, ScoredPolicy, canonical, parse_options
+from specbench.engine.policy import (
+    SHARED,
+    Decision,
+    Drafted,
+    Option,
+    PolicyContext,
+    ScoredPolicy,
+    canonical,
+    parse_options,
+)
 from specbench.errors import ConfigError
-from specbench.types import Load, Proposal, Rows
+from specbench.types import Load, Rows
 
 OPTIONS = {"p": Option("share", None, "least confidence of a verified draft, given those before it"), **SHARED}
 
@@ -25,9 +33,9 @@ class ThresholdPolicy(ScoredPolicy):
         super().__init__(canonical("threshold", options, bare="p"), draft_length, options, context)
         self.threshold = options["p"]
 
-    def _decide(self, rows: Rows, *, conditional: Tensor, scores: Tensor, proposal: Proposal, load: Load) -> Decision:
-        kept = (conditional >= self.threshold).to(torch.int64).cumprod(dim=1).sum(dim=1)  # [B]
-        return Decision(torch.minimum(kept, proposal.counts), {}, label=f"threshold={self.threshold:g}")
+    def _decide(self, rows: Rows, drafted: Drafted, load: Load) -> Decision:
+        kept = (drafted.conditional >= self.threshold).to(torch.int64).cumprod(dim=1).sum(dim=1)  # [B]
+        return Decision(torch.minimum(kept, drafted.counts), {}, label=f"threshold={self.threshold:g}")
 
 
 PLUGIN = ThresholdPolicy
