@@ -1,4 +1,4 @@
-"""Proof that answers may be trained on: nothing of the evaluation in them, nothing held out among what is trained on."""
+"""Proof that answers may be trained on: no evaluation prompt among them, no held-out prompt among the trained ones."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
         return (0,)
     last = max(num_layers - 3, 0)
     ids = {min(round(1 + i * (num_layers - 4) / (_NUM_TAPS - 1)), last) for i in range(_NUM_TAPS)}
-    return tuple(sorted(max(i, 0) + 1 for i in ids))
+    return tuple(sorted({max(i, 0) + 1 for i in ids}))
 
 
 @dataclass(frozen=True, slots=True)
