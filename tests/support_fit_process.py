@@ -25,9 +25,9 @@ from specbench.train.recipe import Recipe
 from specbench.train.sampler import Sampler
 
 KILLED: dict[str, Any] = {
-    "phases": [{"steps": 20, "sequences": 3, "drafts": 2}, {"steps": 25, "sequences": 3, "anchors": 6}],
-    "evaluate": {"every": 10, "sequences": 3, "anchors": 4},
-    "checkpoint_every": 7,
+    "phases": [{"steps": 12, "sequences": 3, "drafts": 2}, {"steps": 14, "sequences": 3, "anchors": 6}],
+    "evaluate": {"every": 8, "sequences": 3, "anchors": 4},
+    "checkpoint_every": 5,
 }
 SHARED: dict[str, Any] = {"phases": [{"steps": 2, "sequences": 5, "anchors": 6}], "micro_predictions": 30}
 

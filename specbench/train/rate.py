@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -55,8 +56,12 @@ def clock(device: str) -> float:
     return time.perf_counter()
 
 
+@cache
 def matrix_rate(dtype: torch.dtype, *, device: str) -> float:
-    """Floating-point operations a second of a large matrix product, the best of a few: what could be reached."""
+    """Floating-point operations a second of a large matrix product, the best of a few: what could be reached.
+
+    Measured once in a process.
+    """
     size = 8192 if device.startswith("cuda") else 1024
     left = torch.ones(size, size, dtype=dtype, device=device)
     right = torch.ones(size, size, dtype=dtype, device=device)
