@@ -122,6 +122,14 @@ def prepare(
     target_tokens: Annotated[
         int | None, Option("--target-tokens", help="Stop once so many are written.", rich_help_panel=_ANSWERS)
     ] = None,
+    features: Annotated[
+        Path | None,
+        Option("--features", metavar="FOLDER", help="Keep the states in a store meanwhile.", rich_help_panel=_ANSWERS),
+    ] = None,
+    taps: Annotated[
+        str | None,
+        Option("--taps", metavar="K,K,...", help="Which states. [five, spread evenly]", rich_help_panel=_ANSWERS),
+    ] = None,
     seed: Annotated[int | None, Option("--seed", help="Keys every draw. [0]", rich_help_panel=_ANSWERS)] = None,
     thinking: Annotated[
         str | None, Option("--thinking", metavar="default|on|off", help="Template's.", rich_help_panel=_ANSWERS)
@@ -155,6 +163,8 @@ def prepare(
 ) -> None:
     """Have the target answer prompts: `specbench train prepare --synthesise 1000 --out answers`."""
     given = {name: value for name, value in locals().items() if value is not None}
+    if taps is not None:
+        given["taps"] = tuple(parse_numbers(taps, flag="--taps"))
     given["tasks"] = [*given.pop("task", []), *given.pop("prompts", [])]
 
     def work(screen: Terminal) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from specbench import registry
 from specbench.api import Backend, Clock
@@ -16,7 +16,10 @@ from specbench.prompting import Limits, PromptSet, Renderer
 from specbench.train.dedup import prompt_text, share_of_hash, text_hash
 from specbench.train.shards import TokenRow
 from specbench.types import Prompt, Request, RequestTrace, Sampling, Status
-from specbench.workloads.driver import DriveProgress, drive
+from specbench.workloads.driver import BuildRequest, DriveProgress, drive
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TRIAL_TOKENS = 12
 OnProgress = Callable[[DriveProgress], None]
@@ -61,8 +64,15 @@ class Writer(Protocol):
         """Requests at once."""
         ...
 
-    def open(self, *, max_context: int) -> tuple[Backend, Clock]:
-        """A fresh backend. What it writes depends on the requests alone, not on what an earlier one wrote."""
+    def open(self, *, max_context: int, keep: Sequence[int] | None = None) -> tuple[Backend, Clock]:
+        """A fresh backend. What it writes depends on the requests alone, not on what an earlier one wrote.
+
+        ``keep``: boundaries whose states are kept for `states`.
+        """
+        ...
+
+    def states(self, backend: Backend) -> Mapping[int, Tensor]:
+        """Kept states [tokens run, (m + 1) d] by request number."""
         ...
 
     def speed(self, prompts: Sequence[Prompt], renderer: Renderer, *, plan: AnswerPlan) -> float | None:
@@ -89,17 +99,17 @@ class EngineWriter:
         """Longest sequence of the target."""
         return self.target.context_limit
 
-    def open(self, *, max_context: int) -> tuple[Backend, Clock]:
+    def open(self, *, max_context: int, keep: Sequence[int] | None = None) -> tuple[Backend, Clock]:
         """A fresh engine: its pages, like its batches, follow from the requests alone."""
         clock = WallClock()
+        view = self.target.view(max_rows=self.rows, max_context=max_context)
         contestant = build_contestant(
-            BASELINE,
-            target=self.target.view(max_rows=self.rows, max_context=max_context),
-            checkpoint=None,
-            options={},
-            policy=("fixed", None),
-            draft_length=0,
+            BASELINE, target=view, checkpoint=None, options={}, policy=("fixed", None), draft_length=0
         )
+        if keep is not None:
+            from specbench.train.capture import StateKeeper
+
+            contestant = replace(contestant, drafter=StateKeeper(keep, view=view))
         engine = build_engine(
             self.target,
             contestant,
@@ -110,6 +120,11 @@ class EngineWriter:
             clock=clock,
         )
         return engine, clock
+
+    def states(self, backend: Backend) -> Mapping[int, Tensor]:
+        """What the engine's drafter kept; nothing where it kept nothing."""
+        found: Mapping[int, Tensor] = getattr(getattr(backend, "drafter", None), "finished", {})
+        return found
 
     def speed(self, prompts: Sequence[Prompt], renderer: Renderer, *, plan: AnswerPlan) -> float | None:
         """Tokens a second of the steps in which every row decodes and none is filled."""
@@ -143,18 +158,29 @@ class EngineWriter:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The sequences of one block of prompts, and turns that were not answered, by reason."""
+    """The sequences of one block of prompts, and turns that were not answered, by reason.
+
+    ``states[i]`` belong to ``rows[i]``: all its tokens but the last, which was not run. Empty where none were kept.
+    """
 
     rows: tuple[TokenRow, ...]
     skipped: dict[str, int]
+    states: tuple[Tensor, ...] = ()
 
 
 def write_answers(
-    prompts: Sequence[Prompt], *, writer: Writer, renderer: Renderer, plan: AnswerPlan, on_progress: OnProgress | None
+    prompts: Sequence[Prompt],
+    *,
+    writer: Writer,
+    renderer: Renderer,
+    plan: AnswerPlan,
+    on_progress: OnProgress | None = None,
+    keep: Sequence[int] | None = None,
 ) -> Block:
     """Answer all prompts, turn by turn. The outcome depends on these prompts alone, in their order.
 
-    A turn that does not fit ``plan.max_context`` is not answered, nor are those after it.
+    A turn that does not fit ``plan.max_context`` is not answered, nor are those after it. ``keep``: boundaries whose
+    states are kept.
     """
     wanted = PromptSet(tuple(prompts), renderer, tasks=())
     limits = Limits(
@@ -172,20 +198,39 @@ def write_answers(
         sent[request.id] = request
         return request
 
-    traces, skipped = run_requests(prompts, build, writer=writer, context=limits.max_context, on_progress=on_progress)
+    done = run_requests(prompts, build, writer=writer, context=limits.max_context, on_progress=on_progress, keep=keep)
     rows: list[TokenRow] = []
+    states: list[Tensor] = []
     for prompt in prompts:
         names = [f"{prompt.task}/{prompt.id}/{turn}" for turn in range(len(prompt.turns))]
-        turns = [(sent[name], traces[name]) for name in names if name in traces and traces[name].status == Status.OK]
-        rows += sequences_of(prompt, turns, plan=plan)
-    return Block(tuple(rows), skipped)
+        answered = [name for name in names if name in done.traces and done.traces[name].status == Status.OK]
+        for row, last in sequences_of(prompt, [(sent[n], done.traces[n]) for n in answered], plan=plan):
+            rows.append(row)
+            if keep is not None:
+                states.append(done.states[last.number])
+    return Block(tuple(rows), done.skipped, tuple(states))
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Requests that ran: traces by id, kept states by number, and turns that were not run, by reason."""
+
+    traces: dict[str, RequestTrace]
+    states: Mapping[int, Tensor]
+    skipped: dict[str, int]
 
 
 def run_requests(
-    prompts: Sequence[Prompt], build: Any, *, writer: Writer, context: int, on_progress: OnProgress | None
-) -> tuple[dict[str, RequestTrace], dict[str, int]]:
-    """Drive conversations through a fresh backend: traces by request id, and skipped turns by reason."""
-    backend, clock = writer.open(max_context=context)
+    prompts: Sequence[Prompt],
+    build: BuildRequest,
+    *,
+    writer: Writer,
+    context: int,
+    on_progress: OnProgress | None,
+    keep: Sequence[int] | None = None,
+) -> Done:
+    """Drive conversations through a fresh backend."""
+    backend, clock = writer.open(max_context=context, keep=keep)
     outcome = drive(
         backend,
         conversations=prompts,
@@ -201,11 +246,16 @@ def run_requests(
     for trace in outcome.trace.requests:
         if trace.status != Status.OK:
             skipped["failed"] = skipped.get("failed", 0) + 1
-    return {trace.id: trace for trace in outcome.trace.requests}, skipped
+    return Done({trace.id: trace for trace in outcome.trace.requests}, writer.states(backend), skipped)
 
 
-def sequences_of(prompt: Prompt, turns: Sequence[tuple[Request, RequestTrace]], *, plan: AnswerPlan) -> list[TokenRow]:
-    """A conversation as sequences: one, as long as each turn's prompt repeats what is there; else a new one begins."""
+def sequences_of(
+    prompt: Prompt, turns: Sequence[tuple[Request, RequestTrace]], *, plan: AnswerPlan
+) -> list[tuple[TokenRow, Request]]:
+    """A conversation as sequences: one, as long as each turn's prompt repeats what is there; else a new one begins.
+
+    With each the last request in it, which ran all its tokens but the last.
+    """
     found: list[tuple[list[int], list[bool], list[str], int]] = []
     for number, (request, trace) in enumerate(turns):
         ids = list(request.prompt_ids)
@@ -217,8 +267,9 @@ def sequences_of(prompt: Prompt, turns: Sequence[tuple[Request, RequestTrace]], 
         tokens += ids[len(tokens) :] + list(trace.output_ids)
         mask += [False] * asked + [True] * len(trace.output_ids)
         found.append((tokens, mask, [*reasons, trace.stop_reason or ""], number + 1))
-    return [
-        TokenRow(
+    rows = []
+    for tokens, mask, reasons, count in found:
+        row = TokenRow(
             conversation=f"{prompt.task}/{prompt.id}",
             task=prompt.task,
             domain=prompt.domain,
@@ -232,5 +283,5 @@ def sequences_of(prompt: Prompt, turns: Sequence[tuple[Request, RequestTrace]], 
             token_ids=tuple(tokens),
             loss_mask=tuple(mask),
         )
-        for tokens, mask, reasons, count in found
-    ]
+        rows.append((row, turns[count - 1][0]))
+    return rows

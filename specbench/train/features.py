@@ -7,10 +7,7 @@ the last whole shard and ends with the store of a run that was not.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from specbench.engine.target import Target
-from specbench.errors import ConfigError, TargetError, TrainDataError
+from specbench.errors import ConfigError, TrainDataError
 from specbench.modeling.layout import BatchLayout, RowSpan
 from specbench.modeling.pool import KVPool, pages_for
 from specbench.resolve import silent_step
@@ -31,41 +28,18 @@ from specbench.train.manifest import (
     read_manifest,
     readable_bytes,
     same_settings,
-    sha256_file,
-    sync_folder,
     write_manifest,
 )
 from specbench.train.progress import Meter, Screen, Silence
 from specbench.train.shards import TokenData
 from specbench.train.spec import FeaturesSpec
-from specbench.train.store import ARRAYS, STORE_VERSION, bytes_per_token, in_batches, verify_shard
+from specbench.train.store import STORE_VERSION, in_batches, verify_shard
+from specbench.train.store_writer import Computed, config_number, default_taps, store_facts, write_feature_shard
 from specbench.train.target import find_target
 from specbench.types import Taps
 
 _LOGITS_BYTES = 2**28  # of one batch, in the model's dtype
 _MOST_TOKENS = 8192
-_NUM_TAPS = 5
-
-
-def default_taps(num_layers: int) -> tuple[int, ...]:
-    """Five boundaries, evenly from the second layer's output to the last but two's, as DeepSpec taps its targets.
-
-    Layer ids 1 + i (n - 4) / 4 counted from 0, so boundaries one higher; fewer in shallow models, never the last.
-    """
-    if num_layers < 2:
-        return (0,)
-    last = max(num_layers - 3, 0)
-    ids = {min(round(1 + i * (num_layers - 4) / (_NUM_TAPS - 1)), last) for i in range(_NUM_TAPS)}
-    return tuple(sorted({max(i, 0) + 1 for i in ids}))
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """Features of whole sequences, flat; bfloat16 states on the target's device."""
-
-    hidden: Tensor  # [T, m * d] bfloat16
-    last_hidden: Tensor  # [T, d] bfloat16
-    log_normaliser: Tensor  # [T] float32
 
 
 class FeatureForward:
@@ -162,7 +136,7 @@ def make_features(spec: FeaturesSpec, *, screen: Screen | None = None, step: Ste
         found = find_target(spec.target, trust_remote_code=spec.trust_remote_code, step=step)
         same_settings(data.target, found.identity(), folder=spec.data[0])
         text = found.resolved.config.get("text_config") or found.resolved.config
-        taps = spec.taps or default_taps(_number(text, "num_hidden_layers", "n_layer"))
+        taps = spec.taps or default_taps(config_number(text, "num_hidden_layers", "n_layer"))
         manifest = _begin(spec, data, taps=taps, config=text)
         groups = list(in_batches(data.sequences, range(data.num_sequences), max_tokens=spec.shard_tokens))
         _announce(spec, data, manifest, screen)
@@ -174,7 +148,7 @@ def make_features(spec: FeaturesSpec, *, screen: Screen | None = None, step: Ste
         meter = Meter("features", "tokens", data.num_tokens, screen, before=done)
         with FeatureForward(target, taps, batch_tokens=spec.batch_tokens) as forward:
             for number in range(len(manifest["shards"]), len(groups)):
-                shard = _write_shard(spec.out, f"{number:05d}", data, groups[number], forward, meter)
+                shard = _compute_shard(spec.out, f"{number:05d}", data, groups[number], forward, meter)
                 manifest["shards"].append(shard)
                 manifest["complete"] = number == len(groups) - 1
                 write_manifest(spec.out, manifest)
@@ -207,21 +181,12 @@ def _begin(spec: FeaturesSpec, data: TokenData, *, taps: Sequence[int], config: 
     except TrainDataError:
         if (spec.out / "manifest.json").exists():
             raise
-        hidden_size = _number(config, "hidden_size", "n_embd")
         fresh = {
-            "kind": "features",
-            "version": STORE_VERSION,
+            **store_facts(data.target, taps=taps, config=config),
             "settings": settings,
-            "target": data.target,
-            "taps": list(taps),
-            "hidden_size": hidden_size,
-            "num_layers": _number(config, "num_hidden_layers", "n_layer"),
-            "vocab_size": _number(config, "vocab_size"),
-            "bytes_per_token": bytes_per_token(num_taps=len(taps), hidden_size=hidden_size),
             "data_sha256": data.source_hash,
             "target_tokens": int(data.loss_mask.sum()),
-            "shards": [],
-            "complete": False,
+            "states": "recomputed",
         }
         write_manifest(spec.out, fresh)
         return fresh
@@ -229,14 +194,6 @@ def _begin(spec: FeaturesSpec, data: TokenData, *, taps: Sequence[int], config: 
     for shard in manifest["shards"]:
         verify_shard(spec.out, shard)
     return manifest
-
-
-def _number(config: dict[str, Any], *names: str) -> int:
-    """The first of these keys that a model's config has. Errors: TargetError."""
-    for name in names:
-        if config.get(name) is not None:
-            return int(config[name])
-    raise TargetError(f"the target's config.json has no '{names[0]}'; features cannot be sized")
 
 
 def _announce(spec: FeaturesSpec, data: TokenData, manifest: dict[str, Any], screen: Screen) -> None:
@@ -251,61 +208,28 @@ def _announce(spec: FeaturesSpec, data: TokenData, manifest: dict[str, Any], scr
     check_disk(spec.out, each * left, what=f"the features of {left:,} tokens")
 
 
-def _write_shard(
+def _compute_shard(
     folder: Path, name: str, data: TokenData, sequences: Sequence[int], forward: FeatureForward, meter: Meter
 ) -> dict[str, Any]:
-    """Compute one shard into a folder under another name, make it durable and rename it; its manifest entry."""
-    partial, final = folder / f".{name}.partial", folder / name
-    for old in (partial, final):
-        shutil.rmtree(old, ignore_errors=True)
-    partial.mkdir()
+    """Compute one shard; its manifest entry."""
     first, last = int(data.sequences[sequences[0]]), int(data.sequences[sequences[-1] + 1])
-    rows = slice(sequences[0], sequences[-1] + 1)
-    lengths = np.diff(data.sequences[sequences[0] : sequences[-1] + 2])
-    width = forward.hidden_size
-    maps = {
-        "hidden": _create(partial, "hidden", (last - first, len(forward.taps) * width)),
-        "last_hidden": _create(partial, "last_hidden", (last - first, width)),
-        "log_normaliser": _create(partial, "log_normaliser", (last - first,)),
-    }
-    at = 0
-    for group in in_batches(data.sequences, sequences, max_tokens=forward.batch_tokens):
-        counts = [int(data.sequences[s + 1] - data.sequences[s]) for s in group]
-        size = sum(counts)
-        done = forward.compute(data.token_ids[first + at : first + at + size], counts)
-        maps["hidden"][at : at + size] = as_bits(done.hidden)
-        maps["last_hidden"][at : at + size] = as_bits(done.last_hidden)
-        maps["log_normaliser"][at : at + size] = done.log_normaliser.cpu().numpy()
-        at += size
-        meter.at(meter.done + size)
-    for array in maps.values():
-        array.flush()
-    small = {
-        "token_ids": data.token_ids[first:last],
-        "loss_mask": data.loss_mask[first:last],
-        "lengths": lengths,
-        "heldout": data.heldout[rows],
-    }
-    for key, values in small.items():
-        np.save(partial / f"{key}.npy", np.asarray(values).astype(ARRAYS[key]))
-    digests = {f"{key}.npy": _seal(partial / f"{key}.npy") for key in ARRAYS}
-    partial.rename(final)
-    sync_folder(folder)
-    return {"name": name, "sequences": len(lengths), "tokens": last - first, "sha256": digests}
 
+    def parts() -> Iterator[Computed]:
+        at = first
+        for group in in_batches(data.sequences, sequences, max_tokens=forward.batch_tokens):
+            counts = [int(data.sequences[s + 1] - data.sequences[s]) for s in group]
+            yield forward.compute(data.token_ids[at : at + sum(counts)], counts)
+            at += sum(counts)
+            meter.at(meter.done + sum(counts))
 
-def _create(folder: Path, name: str, shape: tuple[int, ...]) -> Any:
-    return np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=ARRAYS[name], shape=shape)
-
-
-def as_bits(states: Tensor) -> NDArray[np.uint16]:
-    """bfloat16 [...] as its bit pattern."""
-    found: NDArray[np.uint16] = states.contiguous().view(torch.uint16).cpu().numpy()
-    return found
-
-
-def _seal(path: Path) -> str:
-    """Make a file durable; its checksum."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return sha256_file(path)
+    return write_feature_shard(
+        folder,
+        name,
+        token_ids=data.token_ids[first:last],
+        loss_mask=data.loss_mask[first:last],
+        lengths=np.diff(data.sequences[sequences[0] : sequences[-1] + 2]),
+        heldout=data.heldout[sequences[0] : sequences[-1] + 1],
+        parts=parts(),
+        num_taps=len(forward.taps),
+        hidden_size=forward.hidden_size,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from specbench.prompting import Renderer
 from specbench.resolve import silent_step
 from specbench.session import Step
 from specbench.train.answers import AnswerPlan, EngineWriter, Writer, run_requests, write_answers
+from specbench.train.capture import HeadNormaliser, KeptFeatures
 from specbench.train.manifest import (
     check_disk,
     fingerprint,
@@ -29,6 +31,7 @@ from specbench.train.progress import Meter, Screen, Silence, readable_seconds
 from specbench.train.shards import ANSWERS_VERSION, check_file, write_token_shard
 from specbench.train.sources import Evaluation, Sieve, load_evaluation, load_prompts
 from specbench.train.spec import PrepareSpec
+from specbench.train.store_writer import config_number, default_taps
 from specbench.train.synthesise import (
     TASK,
     candidate,
@@ -67,12 +70,24 @@ def prepare(spec: PrepareSpec, *, screen: Screen | None = None, step: Step = sil
                 f"all {len(given)} prompts are refused, as evaluation prompts or copies; give others, "
                 "or name the evaluation with --evaluation"
             )
-        if _finished(spec, manifest):
-            screen.say(f"{spec.out} is complete: {_totals(manifest)}")
-            return manifest
-        renderer = found.renderer(thinking=spec.thinking)
-        _Run(spec, manifest, renderer, _writer(spec, found, step), sieve, screen, admitted).answer()
+        with owned(spec.features) if spec.features is not None else nullcontext():
+            kept = _keep(spec, found, manifest)
+            if _finished(spec, manifest):
+                screen.say(f"{spec.out} is complete: {_totals(manifest)}")
+            else:
+                renderer = found.renderer(thinking=spec.thinking)
+                _Run(spec, manifest, renderer, _writer(spec, found, step), sieve, screen, admitted, kept).answer()
+            if kept is not None:
+                kept.finish(spec.out)
         return manifest
+
+
+def _keep(spec: PrepareSpec, found: FoundTarget, manifest: dict[str, Any]) -> KeptFeatures | None:
+    if spec.features is None:
+        return None
+    config = found.resolved.config.get("text_config") or found.resolved.config
+    taps = spec.taps or default_taps(config_number(config, "num_hidden_layers", "n_layer"))
+    return KeptFeatures.begin(spec.features, taps=taps, target=found.identity(), config=config, answers=manifest)
 
 
 def _begin(spec: PrepareSpec, found: FoundTarget, evaluation: Evaluation, versions: dict[str, str]) -> dict[str, Any]:
@@ -160,6 +175,7 @@ class _Run:
     sieve: Sieve
     screen: Screen
     prompts: list[Prompt]
+    kept: KeptFeatures | None
     wanted: int = field(init=False)
     looked: int = 0
 
@@ -219,14 +235,12 @@ class _Run:
         def build(prompt: Prompt, answers: Sequence[tuple[int, ...]]) -> Request:
             return requests[prompt.id]
 
-        traces, _ = run_requests(
-            tasks, build, writer=self.writer, context=longest, on_progress=lambda at: meter.at(at.done)
-        )
+        done = run_requests(tasks, build, writer=self.writer, context=longest, on_progress=lambda at: meter.at(at.done))
         prompts = []
         for one in wanted:
             written, stopped = "", True
             if not one.opener.whole:
-                trace = traces[one.id]
+                trace = done.traces[one.id]
                 written, stopped = self.renderer.text_of(trace.output_ids), trace.stop_reason == "stop"
             prompt = turn_prompt(one, written, stopped=stopped, refused=refused)
             if prompt is not None and self.sieve.admits(prompt):
@@ -237,8 +251,9 @@ class _Run:
 
     def answer(self) -> None:
         """Answer the prompts block by block, each block a shard, until all are answered or enough is written."""
-        spec, shards = self.spec, self.manifest["shards"]
+        spec, shards, kept = self.spec, self.manifest["shards"], self.kept
         plan = answer_plan(spec)
+        normaliser = None if kept is None else _normaliser(self.writer)
         self.manifest["complete"] = False
         self.fill(min(spec.block, self.wanted))
         self._estimate(plan)
@@ -254,7 +269,16 @@ class _Run:
                 meter.at(start + at.tokens)
 
             block = self.prompts[first:last]
-            done = write_answers(block, writer=self.writer, renderer=self.renderer, plan=plan, on_progress=progress)
+            done = write_answers(
+                block,
+                writer=self.writer,
+                renderer=self.renderer,
+                plan=plan,
+                on_progress=progress,
+                keep=None if kept is None else kept.taps,
+            )
+            if kept is not None and normaliser is not None:
+                kept.add(done.rows, done.states, normaliser)  # before the answers: they say how far both are
             entry = write_token_shard(spec.out / f"answers-{len(shards):05d}.parquet", done.rows)
             shards.append({**entry, "prompts": len(block), "skipped": done.skipped})
             self._save()
@@ -281,7 +305,8 @@ class _Run:
     def _estimate(self, plan: AnswerPlan) -> None:
         """Say before the start how much it is and how long it will take; refuse what the disk cannot hold."""
         left = self._expected() - _sum(self.manifest, "target_tokens")
-        size = int(max(left, 0) * _BYTES_PER_TOKEN * 2)  # as many tokens again for the prompts
+        each = _BYTES_PER_TOKEN + (self.kept.manifest["bytes_per_token"] if self.kept is not None else 0)
+        size = int(max(left, 0) * each * 1.5)  # half as many tokens again for the prompts
         free = check_disk(self.spec.out, size, what=f"answers of {left:,.0f} tokens")
         speed = self.writer.speed(self.prompts, self.renderer, plan=plan)
         time = "an unknown time" if speed is None else f"{readable_seconds(left / speed)} at {speed:,.0f} tokens/s"
@@ -289,6 +314,11 @@ class _Run:
             f"to write: about {left:,.0f} tokens for {self.wanted:,} prompts, at most {readable_bytes(size)} "
             f"({readable_bytes(free)} free), {time}"
         )
+
+
+def _normaliser(writer: Writer) -> HeadNormaliser:
+    assert isinstance(writer, EngineWriter), "the spec refuses to keep a server's states"
+    return HeadNormaliser(writer.target)
 
 
 def answer_plan(spec: PrepareSpec) -> AnswerPlan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +64,13 @@ class ServerWriter:
         writer._check()
         return writer
 
-    def open(self, *, max_context: int) -> tuple[Backend, Clock]:
+    def states(self, backend: Backend) -> Mapping[int, Any]:
+        """None: a server keeps its states to itself."""
+        return {}
+
+    def open(self, *, max_context: int, keep: Sequence[int] | None = None) -> tuple[Backend, Clock]:
         """A fresh connection."""
+        assert keep is None, "the spec refuses to keep a server's states"
         clock = WallClock()
         return _Connection(self, clock), clock
 

@@ -11,9 +11,19 @@ from specbench.config import parse_bytes
 from specbench.session import choose_device, choose_dtype
 from specbench.train.openers import OPENERS, openers_hash
 
+_NOT_CONTENT = {
+    "features", "taps", "out", "target_tokens", "target", "threads", "base_url", "server_tries", "evaluation",
+}  # fmt: skip
+
 
 def _names(value: object) -> object:
     return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+def check_taps(taps: tuple[int, ...]) -> None:
+    """Errors: ValueError unless the taps ascend."""
+    if not taps or list(taps) != sorted(set(taps)):
+        raise ValueError("taps must be ascending, each once; write for example --taps 2,16,28")
 
 
 class _Strict(BaseModel):
@@ -27,7 +37,8 @@ class PrepareSpec(_Strict):
     ``num_prompts`` bounds each of these sources. ``synthesise`` counts user turns that the target writes itself, spread
     over ``domains``, at ``turn_temperature``. ``greedy_share`` of all prompts are answered at temperature 0.
     ``target_tokens`` stops after the block in which the target has written that many. ``evaluation`` None refuses the
-    prompts of every task that can be had. Prompts are answered ``block`` at a time, ``rows`` of them at once.
+    prompts of every task that can be had. ``features`` keeps the states at ``taps`` (None: `default_taps`) in a store
+    while they are written. Prompts are answered ``block`` at a time, ``rows`` of them at once.
     """
 
     out: Path
@@ -49,6 +60,8 @@ class PrepareSpec(_Strict):
     heldout_share: Annotated[float, Field(ge=0, lt=1)] = 0.02
     target_tokens: Annotated[int, Field(ge=1)] | None = None
     evaluation: tuple[str, ...] | None = None
+    features: Path | None = None
+    taps: tuple[Annotated[int, Field(ge=0)], ...] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     thinking: Literal["default", "on", "off"] = "default"
     block: Annotated[int, Field(ge=1)] = 512
@@ -74,14 +87,19 @@ class PrepareSpec(_Strict):
             raise ValueError(f"domain '{unknown[0]}' has no openers; known: {', '.join(OPENERS)}")
         if len(set(self.domains)) != len(self.domains):
             raise ValueError("a domain is listed twice; list it once")
+        if self.taps is not None and self.features is None:
+            raise ValueError("--taps says which states --features keeps; give --features FOLDER as well")
+        if self.taps is not None:
+            check_taps(self.taps)
+        if self.features is not None and self.base_url is not None:
+            raise ValueError("a server keeps its states to itself; leave --features out")
         if self.base_url is not None and self.server_model is None:
             raise ValueError("--base-url needs --server-model, the name that the server knows the target by")
         return self
 
     def settings(self) -> dict[str, Any]:
         """All that decides the content of the shards, as JSON. How far to go and where to put it do not."""
-        left_out = {"out", "target_tokens", "target", "threads", "base_url", "server_tries", "evaluation"}
-        found = self.model_dump(mode="json", exclude=left_out)
+        found = self.model_dump(mode="json", exclude=_NOT_CONTENT)
         if self.base_url is None:
             found["device"] = choose_device(self.device)
             found["dtype"] = choose_dtype(self.dtype, device=found["device"])
@@ -112,6 +130,6 @@ class FeaturesSpec(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> FeaturesSpec:
-        if self.taps is not None and (not self.taps or list(self.taps) != sorted(set(self.taps))):
-            raise ValueError("taps must be ascending, each once; write for example --taps 2,16,28")
+        if self.taps is not None:
+            check_taps(self.taps)
         return self

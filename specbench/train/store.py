@@ -147,15 +147,17 @@ class FeatureStore:
             raise TrainDataError(f"{folder}: its sequences do not add up to its tokens; delete it and make it again")
 
     @classmethod
-    def open(cls, folder: str | Path, *, verify: bool = False) -> Self:
+    def open(cls, folder: str | Path, *, verify: bool = False, unfinished: bool = False) -> Self:
         """Open a finished store; ``verify`` compares every file with its checksum, which reads it all.
+
+        ``unfinished`` takes what shards there are.
 
         Errors: TrainDataError when it is absent, unfinished, of another version or damaged.
         """
         path = Path(folder)
         manifest = read_manifest(path, kind="features", version=STORE_VERSION)
-        if not manifest["complete"]:
-            raise TrainDataError(f"{path} is unfinished; run `specbench train features` with the same options to go on")
+        if not (manifest["complete"] or unfinished):
+            raise TrainDataError(f"{path} is unfinished; run the command that makes it again, it goes on by itself")
         if not manifest["shards"]:
             raise TrainDataError(f"{path} holds no sequences; prepare some data first")
         if verify:
