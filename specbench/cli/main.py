@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from specbench.cli import catalogue, inspect, records, run_command, train, train_fit
+from specbench.cli import calibrate, catalogue, inspect, profile, records, run_command, train, train_fit
 from specbench.errors import SpecbenchError
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app.command("fetch")(catalogue.fetch)
 app.command("show")(records.show)
 app.command("inspect")(inspect.inspect)
 app.command("export")(inspect.export)
+app.command("profile")(profile.profile)
+app.command("calibrate")(calibrate.calibrate)
 train.app.command("fit")(train_fit.fit)
 train.app.command("export")(train_fit.export)
 app.add_typer(train.app, name="train")

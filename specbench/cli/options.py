@@ -16,7 +16,9 @@ Method = Annotated[
 Drafter = Annotated[
     list[str] | None, Option("--drafter", metavar="NAME=PATH|HUB", help="Checkpoint of a method; repeatable.")
 ]
-Policy = Annotated[str | None, Option("--policy", help="How many drafts are verified: fixed, fixed:k, ...")]
+Policy = Annotated[
+    str | None, Option("--policy", help="What is verified: fixed:k, threshold:p, algorithm1, load-aware. [fixed]")
+]
 Target = Annotated[
     str | None, Option("--target", help="Target model: a short name, a folder or a hub id. [smollm2-135m]")
 ]

@@ -1,0 +1,338 @@
+"""What a step costs on this machine: the target's forward by tokens and rows, and each drafter's proposal by rows.
+
+The forward is timed on flat batches like the engine's, with ``context`` cached tokens a row; a proposal inside the real
+engine. Repeats go round and round over the points, so that a slow minute hits all of them; medians are kept, curves
+are not smoothed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.backends.engine import Contestant, build_contestant, build_engine
+from specbench.cell import plan_cell
+from specbench.config import BASELINE, MethodSpec, RunSpec
+from specbench.engine import cost_table
+from specbench.engine.clock import WallClock
+from specbench.engine.cost_table import CostTable, RowCost
+from specbench.engine.target import Target
+from specbench.errors import CapacityError, ConfigError
+from specbench.modeling.layout import BatchLayout, RowSpan
+from specbench.modeling.pool import KVPool, pages_for
+from specbench.planning import origin, table_path
+from specbench.records.store import write_atomic
+from specbench.resolve import silent_step
+from specbench.session import Session, Step, open_session
+from specbench.types import Proposal, Request, Rows, Sampling
+
+LONGEST_BLOCK = 16  # drafts a round that the timed proposals leave room for
+
+OnProgress = Callable[[int, int], None]
+"""Called with the number of timings done and planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """How much is measured. Tokens go up to ``max_rows`` * (``draft_length`` + 1)."""
+
+    draft_length: int = 7
+    max_rows: int = 64
+    context: int = 128
+    repeats: int = 5
+    warmup: int = 2
+
+
+def token_points(most: int) -> list[int]:
+    """Tokens to measure: every count to 16, then wider steps, and both sides of every 64 tokens up to 512."""
+    found = {*range(1, 17), *range(16, 65, 4), *range(64, 257, 16), *range(256, most + 1, 64), most}
+    found |= {edge + side for edge in range(64, 513, 64) for side in (0, 1)}
+    return sorted(n for n in found if n <= most)
+
+
+def row_points(most: int) -> list[int]:
+    """Rows to measure: 1, 2, 4, ... and the most."""
+    found = {most}
+    rows = 1
+    while rows < most:
+        found.add(rows)
+        rows *= 2
+    return sorted(found)
+
+
+# ------------------------------------------------------------------------------------------------------ target
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A flat batch of ``tokens`` tokens over ``rows`` rows, as even as can be."""
+
+    rows: int
+    tokens: int
+
+    def counts(self) -> list[int]:
+        base, more = divmod(self.tokens, self.rows)
+        return [base + (row < more) for row in range(self.rows)]
+
+
+def profile_target(
+    target: Target, settings: ProfileSettings, *, on_progress: OnProgress = lambda done, of: None
+) -> CostTable:
+    """Time the forward over tokens (rows filled to ``draft_length`` + 1 tokens) and over rows at equal tokens.
+
+    The time of rows is told apart from that of tokens: a step of R rows and B tokens takes row_cost(R) + time(B).
+    """
+    block = settings.draft_length + 1
+    most = settings.max_rows * block
+    tokens = token_points(most)
+    rows = row_points(settings.max_rows)
+    by_tokens = {m: _Shape(-(-m // block), m) for m in tokens}
+    by_rows = {r: _Shape(r, settings.max_rows) for r in rows}
+    shapes = list(dict.fromkeys([*by_tokens.values(), *by_rows.values()]))
+    seconds = _time_forwards(target, shapes, settings, on_progress)
+    first = statistics.median(seconds[by_rows[1]]) if 1 in by_rows else 0.0
+    row_seconds = tuple(max(statistics.median(seconds[by_rows[r]]) - first, 0.0) for r in rows)
+    row_cost = RowCost(tuple(rows), row_seconds, tuple(_spread(seconds[by_rows[r]]) for r in rows))
+    rates = []
+    for m in tokens:
+        whole = statistics.median(seconds[by_tokens[m]])
+        rates.append(1.0 / max(whole - float(row_cost.at(by_tokens[m].rows)), 0.05 * whole))
+    return CostTable(
+        tokens=tuple(tokens),
+        steps_per_s=tuple(rates),
+        max_tokens=most,
+        lookup="linear",
+        spread=tuple(_spread(seconds[by_tokens[m]]) for m in tokens),
+        tokens_per_row=block,
+        row_cost=row_cost,
+    )
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Interquartile range over the median; 0 with a single repeat."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / statistics.median(values)
+
+
+@torch.inference_mode()
+def _time_forwards(
+    target: Target, shapes: Sequence[_Shape], settings: ProfileSettings, on_progress: OnProgress
+) -> dict[_Shape, list[float]]:
+    pages = {shape: pages_for(settings.context + max(shape.counts())) for shape in shapes}
+    lm = target.lm
+    pool = KVPool(
+        lm.layer_shapes,
+        num_pages=max(shape.rows * pages[shape] for shape in shapes),
+        dtype=lm.dtype,
+        device=lm.device,
+    )
+    generator = torch.Generator().manual_seed(0)
+    batches: dict[_Shape, tuple[Tensor, list[RowSpan]]] = {}
+    for shape in shapes:
+        spans, at = [], 0
+        for row, count in enumerate(shape.counts()):
+            held = range(row * pages[shape], (row + 1) * pages[shape])
+            spans.append(RowSpan(at, count, settings.context + count, held))
+            at += count
+        ids = torch.randint(0, target.vocab_size, (shape.tokens,), generator=generator).to(lm.device)
+        batches[shape] = (ids, spans)
+    seconds: dict[_Shape, list[float]] = {shape: [] for shape in shapes}
+    total = (settings.warmup + settings.repeats) * len(shapes)
+    for turn in range(settings.warmup + settings.repeats):
+        for index, shape in enumerate(shapes):
+            ids, spans = batches[shape]
+            start = _now(lm.device)
+            layout = BatchLayout.build(spans, lm.device)
+            lm.forward(ids, layout=layout, pool=pool, logits_at=None).logits.argmax(dim=-1).tolist()
+            spent = _now(lm.device) - start
+            if turn >= settings.warmup:
+                seconds[shape].append(spent)
+            on_progress(turn * len(shapes) + index + 1, total)
+    return seconds
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+# ----------------------------------------------------------------------------------------------------- drafter
+
+
+class _Stopwatch:
+    """A drafter that times its proposals once all rows of the batch draft at full length."""
+
+    def __init__(self, drafter: Any, rows: int, length: int, device: torch.device) -> None:
+        self._drafter, self._rows, self._length, self._device = drafter, rows, length, device
+        self.seconds: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def propose(self, rows: Rows, *, limits: Tensor, rng: Any) -> Proposal:
+        """The drafter's own proposal."""
+        full = len(rows) == self._rows and int(limits.min()) == self._length
+        start = _now(self._device)
+        found: Proposal = self._drafter.propose(rows, limits=limits, rng=rng)
+        spent = _now(self._device) - start
+        if full:
+            self.seconds.append(spent)
+        return found
+
+
+def profile_drafter(
+    target: Target,
+    contestant: Contestant,
+    settings: ProfileSettings,
+    *,
+    max_context: int,
+    sampling: Sampling,
+    on_progress: OnProgress = lambda done, of: None,
+) -> RowCost:
+    """Time proposals in the engine for 1, 2, 4, ... rows on random prompts of ``context`` tokens."""
+    rows = row_points(settings.max_rows)
+    medians, spreads = [], []
+    for index, count in enumerate(rows):
+        found = _time_proposals(target, contestant, settings, count, max_context=max_context, sampling=sampling)
+        medians.append(statistics.median(found))
+        spreads.append(_spread(found))
+        on_progress(index + 1, len(rows))
+    return RowCost(tuple(rows), tuple(medians), tuple(spreads), draft_length=contestant.draft_length)
+
+
+def _time_proposals(
+    target: Target,
+    contestant: Contestant,
+    settings: ProfileSettings,
+    rows: int,
+    *,
+    max_context: int,
+    sampling: Sampling,
+) -> list[float]:
+    watch: Any = _Stopwatch(contestant.drafter, rows, contestant.draft_length, target.lm.device)
+    engine = build_engine(
+        target,
+        replace(contestant, drafter=watch),
+        max_rows=rows,
+        max_context=max_context,
+        kv_memory_bytes=None,
+        prefill_budget=rows * settings.context,
+        clock=WallClock(),
+    )
+    generator = random.Random(0)
+    for number in range(rows):
+        prompt = tuple(generator.randrange(target.vocab_size) for _ in range(settings.context))
+        engine.submit(
+            Request(
+                id=f"profile/{number}",
+                number=number,
+                prompt_ids=prompt,
+                max_new_tokens=max_context - settings.context,
+                sampling=sampling,
+                seed=0,
+                stop_ids=frozenset(),
+                ignore_eos=True,
+                task="profile",
+                domain="profile",
+            )
+        )
+    wanted = settings.warmup + settings.repeats
+    while engine.has_work and len(watch.seconds) < wanted:
+        engine.poll()
+    contestant.drafter.release(range(rows))
+    if len(watch.seconds) < wanted:
+        raise CapacityError(
+            f"'{contestant.method}' drafted {len(watch.seconds)} times at full length for {rows} rows in "
+            f"{max_context} tokens, {wanted} are timed; ask for fewer repeats"
+        )
+    timed: list[float] = watch.seconds[settings.warmup :]
+    return timed
+
+
+# --------------------------------------------------------------------------------------------------------- job
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileResult:
+    """The table and where it was written."""
+
+    table: CostTable
+    path: Path
+
+
+def profile(
+    spec: RunSpec,
+    settings: ProfileSettings,
+    *,
+    out: Path | None = None,
+    on_progress: Callable[[str, int, int], None] = lambda what, done, of: None,
+    step: Step = silent_step,
+) -> ProfileResult:
+    """Measure the run's target, and the price of drafting for each of its methods, and write the table.
+
+    ``out`` None writes where runs on this machine look for it. Errors: ConfigError, TargetError, DrafterError,
+    CapacityError.
+    """
+    fixed = spec.model_copy(
+        update={"policy": "fixed", "calibration": "off", "concurrency": settings.max_rows, "num_prompts": 1}
+    )
+    session = open_session(fixed, step=step)
+    room = (settings.warmup + settings.repeats + 4) * (max(settings.draft_length, LONGEST_BLOCK) + 1)
+    max_context = settings.context + room
+    if max_context > session.target.context_limit:
+        raise ConfigError(
+            f"a profile at context {settings.context} needs {max_context} tokens, the target holds "
+            f"{session.target.context_limit}; give a shorter --context"
+        )
+    place = origin(
+        device=session.device,
+        weights_sha256=session.resolved.weights_sha256,
+        dtype=session.dtype,
+        threads=session.threads,
+    )
+    contestants = [
+        _contestant(session, method, settings, max_context, step) for method in fixed.methods if method.name != BASELINE
+    ]
+    table = profile_target(session.target, settings, on_progress=lambda done, of: on_progress("target", done, of))
+    draft = {
+        contestant.method: profile_drafter(
+            session.target,
+            contestant,
+            settings,
+            max_context=max_context,
+            sampling=spec.sampling,
+            on_progress=partial(on_progress, contestant.method),
+        )
+        for contestant in contestants
+    }
+    table = replace(table, draft=draft, origin=replace(place, context=settings.context))
+    path = out or table_path(place)
+    write_atomic(path, (json.dumps(cost_table.to_document(table), indent=1) + "\n").encode())
+    return ProfileResult(table, path)
+
+
+def _contestant(
+    session: Session, method: MethodSpec, settings: ProfileSettings, max_context: int, step: Step
+) -> Contestant:
+    cell = plan_cell(session, method, step=step)
+    return build_contestant(
+        method.name,
+        target=replace(session.view, max_rows=settings.max_rows, max_context=max_context),
+        checkpoint=cell.checkpoint.path if cell.checkpoint is not None else None,
+        options=session.spec.options.get(method.name, {}),
+        policy=("fixed", None),
+        draft_length=session.spec.length_of(method),
+    )
