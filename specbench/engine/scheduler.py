@@ -84,11 +84,14 @@ class Scheduler:
         return StepPlan(decode, prefill, admitted, preempted)
 
     def _admit(self, prefill: list[Chunk], budget: int, now_s: float) -> list[Sequence]:
-        admitted = []
+        admitted: list[Sequence] = []
+        if not (self.waiting and self._free_slots and budget > 0):
+            return admitted
+        promised = sum(_promised(s) for s in self.running)
         while self.waiting and self._free_slots and budget > 0:
             sequence = self.waiting[0]
             whole = sequence.prefill_length + 1 + min(self.draft_length, max(sequence.room - 1, 0))
-            if pages_for(whole) > self.pool.num_free - self._promised():
+            if pages_for(whole) > self.pool.num_free - promised:
                 break
             self.waiting.popleft()
             sequence.slot = self._free_slots.pop()
@@ -101,14 +104,11 @@ class Scheduler:
             taken = self.pool.take(pages_for(count))
             assert taken is not None, "admission checked the free pages"
             sequence.pages = taken
+            promised += _promised(sequence)
             prefill.append(Chunk(sequence, count))
             budget -= count
             admitted.append(sequence)
         return admitted
-
-    def _promised(self) -> int:
-        """Pages that admitted prompts still need for their remaining chunks."""
-        return sum(max(pages_for(s.prefill_length + 1) - len(s.pages), 0) for s in self.running if not s.decoding)
 
     def _reserve(self, sequence: Sequence, tokens: int, preempted: list[int]) -> bool:
         """Hold pages for ``tokens`` tokens of a running sequence, preempting newer ones; False: it was preempted."""
@@ -144,3 +144,8 @@ class Scheduler:
         sequence.pages, sequence.slot, sequence.computed = [], None, 0
         self._free_slots.append(slot)
         return slot
+
+
+def _promised(sequence: Sequence) -> int:
+    """Pages that an admitted prompt still needs for its remaining chunks."""
+    return 0 if sequence.decoding else max(pages_for(sequence.prefill_length + 1) - len(sequence.pages), 0)
