@@ -107,7 +107,12 @@ class OnlineCalibrator:
 
 
 class Scores:
-    """Conditional acceptance probabilities of a proposal, and what is learned from its outcome."""
+    """Conditional acceptance probabilities of a proposal, and what is learned from its outcome.
+
+    Outcomes are counted by domain and position where the drafter gives no confidences, or with ``watch_outcomes``.
+    """
+
+    watch_outcomes = False
 
     def __init__(
         self,
@@ -133,20 +138,21 @@ class Scores:
             else None
         )
         self._stops = torch.tensor(sorted(stop_ids), dtype=torch.int64, device=device)
-        self._seen: tuple[Tensor, Tensor | None] | None = None  # drafts, and log-odds before online adaptation
+        self._seen: tuple[Tensor, Tensor | None, bool] | None = None
+        """Drafts, log-odds before online adaptation, and whether the drafter gave confidences."""
 
     def conditional(self, rows: Rows, proposal: Proposal) -> Tensor:
         """[B, G] float64: probability that each draft is accepted given that all before it were."""
         if proposal.confidence is None or proposal.tokens.shape[1] == 0:
-            self._seen = (proposal.tokens, None)
+            self._seen = (proposal.tokens, None, proposal.confidence is not None)
             return self.estimator.conditional(rows.domain_id, proposal.tokens.shape[1])
         if self._temperatures is None and self.online is None:
-            self._seen = (proposal.tokens, None)
+            self._seen = (proposal.tokens, None, True)
             return proposal.confidence.to(torch.float64)
         z = logit(proposal.confidence)
         if self._temperatures is not None:
             z = z / self._temperatures[: z.shape[1]]
-        self._seen = (proposal.tokens, z)
+        self._seen = (proposal.tokens, z, True)
         return torch.sigmoid(z if self.online is None else self.online.log_odds(z))
 
     def expected(self, rows: Rows, width: int) -> Tensor:
@@ -156,11 +162,15 @@ class Scores:
     def observe(self, rows: Rows, *, lengths: Tensor, accepted: Tensor) -> None:
         """Learn from the proposal that `conditional` saw last: how many were verified and accepted, both [B]."""
         assert self._seen is not None, "outcomes follow a plan"
-        tokens, z = self._seen
+        tokens, z, confident = self._seen
         if tokens.shape[1] == 0:
             return
+        adapts, counts = self.online is not None and z is not None, self.watch_outcomes or not confident
+        if not adapts and not counts:
+            return
         shown = reached(lengths, accepted, self._live(tokens))
-        self.estimator.observe(rows.domain_id, shown=shown, accepted=accepted)
+        if counts:
+            self.estimator.observe(rows.domain_id, shown=shown, accepted=accepted)
         if self.online is not None and z is not None:
             self.online.observe(z, shown=shown, accepted=accepted)
 

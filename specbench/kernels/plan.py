@@ -86,20 +86,25 @@ def early_stop(ranking: Ranking, rates: Tensor, *, expected: Tensor | None = Non
     theta = theta_path(ranking, rates, expected=expected)
     better = (theta[1:] > theta[:-1]) & (torch.arange(theta.shape[0] - 1, device=theta.device) < ranking.count)
     admitted = better.to(torch.int64).cumprod(dim=0).sum()
-    return Choice(admitted, theta[admitted])
+    return Choice(admitted, _at(theta, admitted))
 
 
-def best_capacity(ranking: Ranking, rates: Tensor) -> Choice:
+def best_capacity(scores: Tensor, rates: Tensor) -> Choice:
     """The number of candidates with the highest expected throughput, over a curve as jagged as it may be.
 
-    The first maximum wins. With current scores this looks back at the drafts that it decides on and is biased
-    (appendix A of the paper); it may only see scores of earlier cycles.
+    ``scores`` [R, G] are the survivals of all candidates, 0 where there is none (it is then admitted only where more
+    tokens are cheaper). The first maximum wins. With current scores this looks back at the drafts that it decides on
+    and is biased (appendix A of the paper); it may only see scores of earlier cycles.
     """
-    theta = theta_path(ranking, rates)
-    beyond = torch.arange(theta.shape[0], device=theta.device) > ranking.count
-    theta = theta.masked_fill(beyond, -torch.inf)
+    ordered = scores.flatten().sort(descending=True).values
+    theta = (torch.nn.functional.pad(ordered.cumsum(dim=0), (1, 0)) + scores.shape[0]) * rates
     admitted = theta.argmax()
-    return Choice(admitted, theta[admitted])
+    return Choice(admitted, _at(theta, admitted))
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    """values[index] for a scalar index on the device; plain indexing would fetch the index to the host."""
+    return values.flatten().gather(0, index[None]).squeeze(0)
 
 
 def admit(ranking: Ranking, admitted: Tensor) -> Tensor:
@@ -137,8 +142,7 @@ def best_drafting(scores: Tensor, *, draft_seconds: Tensor, verify_seconds: Tens
     taken = torch.nn.functional.pad(member.to(torch.int64).cumsum(dim=1), (1, 0))
     theta = (rows + gained) / (draft_seconds[:, None] + verify_seconds[taken])
     best = theta.argmax()
-    count, column = best // theta.shape[1], best % theta.shape[1]
-    return Drafting(place < count, Choice(taken[count, column], theta[count, column]))
+    return Drafting(place < best // theta.shape[1], Choice(_at(taken, best), _at(theta, best)))
 
 
 def lookup(tokens: Tensor, *, at: Tensor, values: Tensor, linear: bool) -> Tensor:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_planning import closed_loop, load, make_policy, make_rows, proposal, staircase
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.engine.cost_table import CostTable
 from specbench.errors import ConfigError, UnknownNameError
@@ -137,6 +138,35 @@ def test_positions_after_an_accepted_stop_token_teach_nothing() -> None:
     after = taught.scores.expected(rows, 3)[0].tolist()
     assert after[0] > before[0]  # the stop token itself was accepted
     assert after[1:] == before[1:]
+
+
+class NoHostReads(TorchDispatchMode):
+    """Fails where a tensor's value is fetched to the host, which waits for the device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert "_local_scalar_dense" not in str(func), "a value was fetched to the host"
+        assert "nonzero" not in str(func), "a shape depends on values"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "name", ["threshold:0.5", "algorithm1", "load-aware", "load-aware:online=on", "load-aware:draft-cost=on,lag=1"]
+)
+@pytest.mark.parametrize("confident", [True, False])
+def test_nothing_waits_for_the_device(name: str, confident: bool) -> None:
+    policy = make_policy(name, 3, cost=staircase(), temperatures=(1.5, 1.5, 1.5), stop_ids=frozenset({4}))
+    for step in range(120):
+        rows = make_rows(4, anchors=[97 + step, 12, 13, 14])
+        now = load(step, running=4)
+        made = proposal(torch.full((4, 3), 0.7) if confident else None, torch.full((4,), 3), width=3)
+        accepted = torch.tensor([1, 0, 2, 3])
+        with NoHostReads():
+            policy.draft_limits(rows, load=now)
+            plan = policy.plan(rows, proposal=made, load=now)
+            policy.observe(rows, plan=plan, verdict=Verdict(torch.minimum(accepted, plan.lengths), accepted))
+        if "verify-all" in plan.states():
+            return
+    raise AssertionError("no round verified everything")
 
 
 # ------------------------------------------------------------------------------------------------ causality

@@ -46,27 +46,29 @@ class ScoreHistory:
     """Survivals of the last L cycles by slot, read L cycles later by the request that wrote them."""
 
     def __init__(self, lag: int, *, slots: int, positions: int, device: torch.device) -> None:
-        self._lag = lag
-        self._scores = torch.zeros(lag, slots, positions, dtype=torch.float64, device=device)
-        self._step = torch.zeros(lag, slots, dtype=torch.int64, device=device)
-        self._owner = torch.zeros(lag, slots, dtype=torch.int64, device=device)
-        self._written = torch.zeros(lag, slots, dtype=torch.bool, device=device)
+        self._lag, self._slots = lag, slots
+        self._scores = torch.zeros(lag * slots, positions, dtype=torch.float64, device=device)
+        self._writer = torch.full((lag * slots, 2), -1 - lag, dtype=torch.int64, device=device)  # step, request number
+        # steps count from 0, so a reader looks for -lag at the earliest: nobody has written what is there at first
 
     def read(self, rows: Rows, step: int) -> Tensor:
         """[B, G] float64 of ``lag`` cycles ago; all ones for a request that was not decoding then."""
-        at = step % self._lag
-        held = self._scores[at, rows.slots]
-        own = self._written[at, rows.slots] & (self._owner[at, rows.slots] == rows.number)
-        own &= self._step[at, rows.slots] == step - self._lag
-        return torch.where(own[:, None], held, torch.ones_like(held))
+        at = self._places(rows, step)
+        held = self._scores.index_select(0, at)
+        own = (self._writer.index_select(0, at) == self._signature(rows, step - self._lag)).all(dim=1, keepdim=True)
+        return torch.where(own, held, 1.0)
 
     def write(self, rows: Rows, step: int, scores: Tensor) -> None:
         """Keep ``scores`` [B, G] of this cycle."""
-        at = step % self._lag
-        self._scores[at, rows.slots] = scores
-        self._step[at, rows.slots] = step
-        self._owner[at, rows.slots] = rows.number
-        self._written[at, rows.slots] = True
+        at = self._places(rows, step)
+        self._scores.index_copy_(0, at, scores)
+        self._writer.index_copy_(0, at, self._signature(rows, step))
+
+    def _places(self, rows: Rows, step: int) -> Tensor:
+        return rows.slots + step % self._lag * self._slots
+
+    def _signature(self, rows: Rows, step: int) -> Tensor:
+        return torch.stack([torch.full_like(rows.number, step), rows.number], dim=1)  # [B, 2]
 
 
 class LoadAwarePolicy(ScoredPolicy):
@@ -77,6 +79,7 @@ class LoadAwarePolicy(ScoredPolicy):
     ) -> None:
         self._cost = needed_cost("load-aware", context)
         super().__init__(name, draft_length, options, context)
+        self.scores.watch_outcomes = options["draft-cost"]  # a row that skips drafting falls back on its domain
         self._lag: int = options["lag"]
         self._priced: bool = options["draft-cost"]
         if self._priced and self.context.method not in self._cost.table.draft:
@@ -121,9 +124,8 @@ class LoadAwarePolicy(ScoredPolicy):
             choice = drafting.choice
         else:
             basis = known if self._lag else fresh
-            full = torch.full_like(counts, basis.shape[1])
             rates = self._cost.rates(len(rows), riding=load.prefill_tokens, candidates=basis.numel())
-            choice = best_capacity(rank(basis, full), rates)
+            choice = best_capacity(basis, rates)
         facts = {"capacity": choice.admitted, "theta": choice.theta}
         if drafting is not None:
             facts["drafting"] = drafting.rows.sum()
