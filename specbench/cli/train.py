@@ -11,15 +11,11 @@ import typer
 from typer import Option
 
 from specbench.cli import options as o
+from specbench.cli import train_options as t
 
 app = typer.Typer(help="Train drafters for a target: prepare, features, fit, export.", no_args_is_help=True)
 
-_SOURCES, _ANSWERS, _SERVER = "Prompts", "Answers", "Server"
 _EVERY_S = 30.0  # between two lines of progress where there is no terminal
-
-Dtype = Annotated[str | None, Option("--dtype", metavar="auto|bfloat16|float32", help="[auto]")]
-Device = Annotated[str | None, Option("--device", metavar="auto|cpu|cuda[:i]", help="[auto]")]
-Threads = Annotated[int | None, Option("--threads", help="Torch threads. [by the machine]")]
 
 
 class Terminal:
@@ -32,7 +28,6 @@ class Terminal:
         self._live = sys.stderr.isatty()
         self._width = 0
         self._last_s = time.monotonic()
-        self._shown = False
 
     def say(self, text: str) -> None:
         """One line that stays."""
@@ -60,104 +55,38 @@ class Terminal:
 
 @app.command("prepare")
 def prepare(
-    out: Annotated[Path, Option("--out", "-o", help="Folder for the shards; the same folder goes on after a stop.")],
+    out: t.Shards,
     target: o.Target = None,
-    task: Annotated[
-        list[str] | None, Option("--task", "-t", help="Prompts of a task; repeatable.", rich_help_panel=_SOURCES)
-    ] = None,
-    prompts: Annotated[
-        list[str] | None,
-        Option("--prompts", metavar="FILE.jsonl", help="Prompts of a file; repeatable.", rich_help_panel=_SOURCES),
-    ] = None,
-    hub: Annotated[
-        str | None,
-        Option(
-            "--hub",
-            metavar="ID|FOLDER",
-            help="A data set of conversations, e.g. mlabonne/open-perfectblend.",
-            rich_help_panel=_SOURCES,
-        ),
-    ] = None,
-    hub_split: Annotated[str | None, Option("--hub-split", help="[train]", rich_help_panel=_SOURCES)] = None,
-    num_prompts: Annotated[
-        int | None, Option("--num-prompts", help="Of each source at most. [all]", rich_help_panel=_SOURCES)
-    ] = None,
-    synthesise: Annotated[
-        int | None,
-        Option("--synthesise", metavar="N", help="User turns that the target writes itself.", rich_help_panel=_SOURCES),
-    ] = None,
-    domains: Annotated[
-        str | None, Option("--domains", help="Of the written turns. [math,code,chat]", rich_help_panel=_SOURCES)
-    ] = None,
-    turn_temperature: Annotated[
-        float | None, Option("--turn-temperature", help="Of the written turns. [0.8]", rich_help_panel=_SOURCES)
-    ] = None,
-    max_turn_tokens: Annotated[
-        int | None, Option("--max-turn-tokens", help="Of a written turn at most. [128]", rich_help_panel=_SOURCES)
-    ] = None,
-    evaluation: Annotated[
-        list[str] | None,
-        Option(
-            "--evaluation",
-            metavar="TASK|FILE",
-            help="Prompts to keep out; repeatable. [every task that can be had]",
-            rich_help_panel=_SOURCES,
-        ),
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, Option("--max-new-tokens", help="A turn at most. [256]", rich_help_panel=_ANSWERS)
-    ] = None,
-    max_context: Annotated[
-        int | None, Option("--max-context", help="Tokens of a conversation at most. [2048]", rich_help_panel=_ANSWERS)
-    ] = None,
-    temperature: Annotated[float | None, Option("--temperature", help="[1]", rich_help_panel=_ANSWERS)] = None,
-    top_p: Annotated[float | None, Option("--top-p", help="[1]", rich_help_panel=_ANSWERS)] = None,
-    top_k: Annotated[int | None, Option("--top-k", help="[all]", rich_help_panel=_ANSWERS)] = None,
-    greedy_share: Annotated[
-        float | None, Option("--greedy-share", help="Answered at temperature 0. [0.25]", rich_help_panel=_ANSWERS)
-    ] = None,
-    heldout_share: Annotated[
-        float | None, Option("--heldout-share", help="Never trained on. [0.02]", rich_help_panel=_ANSWERS)
-    ] = None,
-    target_tokens: Annotated[
-        int | None, Option("--target-tokens", help="Stop once so many are written.", rich_help_panel=_ANSWERS)
-    ] = None,
-    features: Annotated[
-        Path | None,
-        Option("--features", metavar="FOLDER", help="Keep the states in a store meanwhile.", rich_help_panel=_ANSWERS),
-    ] = None,
-    taps: Annotated[
-        str | None,
-        Option("--taps", metavar="K,K,...", help="Which states. [five, spread evenly]", rich_help_panel=_ANSWERS),
-    ] = None,
-    seed: Annotated[int | None, Option("--seed", help="Keys every draw. [0]", rich_help_panel=_ANSWERS)] = None,
-    thinking: Annotated[
-        str | None, Option("--thinking", metavar="default|on|off", help="Template's.", rich_help_panel=_ANSWERS)
-    ] = None,
-    rows: Annotated[
-        int | None, Option("--rows", help="Sequences written at once. [64]", rich_help_panel=_ANSWERS)
-    ] = None,
-    block: Annotated[
-        int | None, Option("--block", help="Prompts of a shard: what a stop loses. [512]", rich_help_panel=_ANSWERS)
-    ] = None,
-    base_url: Annotated[
-        str | None,
-        Option(
-            "--base-url",
-            metavar="URL",
-            help="Answers by an OpenAI-compatible server (key: SPECBENCH_API_KEY).",
-            rich_help_panel=_SERVER,
-        ),
-    ] = None,
-    server_model: Annotated[
-        str | None, Option("--server-model", help="The target's name at the server.", rich_help_panel=_SERVER)
-    ] = None,
-    dtype: Dtype = None,
-    device: Device = None,
-    threads: Threads = None,
-    kv_memory: Annotated[
-        str | None, Option("--kv-memory", metavar="SIZE", help="Cache budget. [what a block needs]")
-    ] = None,
+    task: t.Tasks = None,
+    prompts: t.PromptFiles = None,
+    hub: t.Hub = None,
+    hub_split: t.HubSplit = None,
+    num_prompts: t.NumPrompts = None,
+    synthesise: t.Synthesise = None,
+    domains: t.Domains = None,
+    turn_temperature: t.TurnTemperature = None,
+    max_turn_tokens: t.MaxTurnTokens = None,
+    evaluation: t.Evaluation = None,
+    max_new_tokens: t.MaxNewTokens = None,
+    max_context: t.MaxContext = None,
+    temperature: t.Temperature = None,
+    top_p: t.TopP = None,
+    top_k: t.TopK = None,
+    greedy_share: t.GreedyShare = None,
+    heldout_share: t.HeldoutShare = None,
+    target_tokens: t.TargetTokens = None,
+    features: t.Keep = None,
+    taps: t.KeptTaps = None,
+    seed: t.Seed = None,
+    thinking: t.Thinking = None,
+    rows: t.Rows = None,
+    block: t.Block = None,
+    base_url: t.BaseUrl = None,
+    server_model: t.ServerModel = None,
+    dtype: t.Dtype = None,
+    device: t.Device = None,
+    threads: t.Threads = None,
+    kv_memory: t.KvMemory = None,
     prefill_chunk: o.PrefillChunk = None,
     trust_remote_code: o.TrustRemoteCode = None,
 ) -> None:
@@ -185,14 +114,20 @@ def features(
     target: o.Target = None,
     taps: Annotated[
         str | None,
-        Option("--taps", metavar="K,K,...", help="Hidden states to keep: 0 embeddings .. n. [five, spread evenly]"),
+        Option(
+            "--taps", metavar="K,K,...", help="Hidden states to keep: 0 embeddings .. n (default: five, spread evenly)."
+        ),
     ] = None,
-    batch_tokens: Annotated[int | None, Option("--batch-tokens", help="Through the target at once. [auto]")] = None,
-    shard_tokens: Annotated[int | None, Option("--shard-tokens", help="About so many a shard. [131072]")] = None,
+    batch_tokens: Annotated[
+        int | None, Option("--batch-tokens", help="Through the target at once (default: auto).")
+    ] = None,
+    shard_tokens: Annotated[
+        int | None, Option("--shard-tokens", help="About so many a shard (default: 131072).")
+    ] = None,
     unfinished: Annotated[bool, Option("--unfinished", help="Take what answers there are so far.")] = False,
-    dtype: Dtype = None,
-    device: Device = None,
-    threads: Threads = None,
+    dtype: t.Dtype = None,
+    device: t.Device = None,
+    threads: t.Threads = None,
     trust_remote_code: o.TrustRemoteCode = None,
 ) -> None:
     """Keep the target's hidden states at every token of the answers, memory-mapped, never its logits."""
@@ -216,7 +151,9 @@ def check(
     data: Annotated[list[Path], Option("--data", help="Folder of `train prepare`; repeatable.")],
     evaluation: Annotated[
         list[str] | None,
-        Option("--evaluation", metavar="TASK|FILE", help="Compare with; repeatable. [every task that can be had]"),
+        Option(
+            "--evaluation", metavar="TASK|FILE", help="Compare with; repeatable (default: every task that can be had)."
+        ),
     ] = None,
 ) -> None:
     """Prove that no evaluation prompt and no held-out prompt is in what is trained on; exit code 1 if one is."""
