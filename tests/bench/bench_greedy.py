@@ -51,5 +51,6 @@ def main() -> None:
                 differences.append((done.id, at, gaps[at]))
             print(
                 f"{name} at concurrency {rows}: {same} of {COUNT} identical; "
-                f"differences (prompt, position, gap): {differences}"
+                f"differences (prompt, position, gap): {differences}",
+                flush=True,
             )
