@@ -22,14 +22,14 @@ class Probe:
     seconds: float
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations of matrix products and attention, forward and backward, by torch's own formulas.
 
     torch's counter by module cannot stand gradients that are asked for inside a forward.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
