@@ -104,21 +104,28 @@ def test_missing_shard_and_bad_index(tmp_path: Path) -> None:
 
 
 class _Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
     def __reduce__(self) -> Any:
-        return (Path.touch, (Path("/tmp/specbench-must-not-exist"),))
+        return (Path.touch, (self.trace,))
 
 
 @pytest.mark.parametrize("save", ["pickle", "torch"])
 def test_pickled_code_is_never_run(save: str, tmp_path: Path) -> None:
     path = made.safeailab_eagle3(tmp_path / "c")
-    file = path / "pytorch_model.bin"
+    file, trace = path / "pytorch_model.bin", tmp_path / "made-by-pickled-code"
     if save == "pickle":
-        file.write_bytes(pickle.dumps({"a": _Evil()}, protocol=2))
+        file.write_bytes(pickle.dumps({"a": _Evil(trace)}, protocol=2))
     else:
-        torch.save({"a": _Evil()}, file)
+        torch.save({"a": _Evil(trace)}, file)
     line = refused(path)
     assert "never run" in line or "damaged" in line
-    assert not Path("/tmp/specbench-must-not-exist").exists()
+    assert not trace.exists()
+    pickle.loads(pickle.dumps(_Evil(trace)))
+    assert trace.exists(), "the planted code would have shown itself"
 
 
 def test_empty_tensor_and_wrong_content(tmp_path: Path) -> None:
