@@ -15,6 +15,7 @@ from specbench.drafting.stops import truncate_at_stop
 from specbench.drafting.vocab import nameable
 from specbench.errors import DrafterError
 from specbench.modeling.causal_lm import PagedLM
+from specbench.modeling.cpu_linear import weight_bytes
 from specbench.modeling.layout import BatchLayout, RowSpan
 from specbench.modeling.pool import KVPool, pages_for
 from specbench.types import DraftLogits, Features, Proposal, Rows, Taps, TargetView, Verdict
@@ -152,8 +153,7 @@ class DraftModelDrafter:
 
     def state_bytes(self) -> int:
         """Weights, pages and history."""
-        weights = sum(p.numel() * p.element_size() for p in self.lm.model.parameters())
-        return int(weights) + self.pool.bytes() + self._history.numel() * self._history.element_size()
+        return weight_bytes(self.lm.model) + self.pool.bytes() + self._history.numel() * self._history.element_size()
 
 
 def _check_tokenizer(checkpoint: Path, target: TargetView) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from specbench.errors import TargetError, unknown_name
 from specbench.modeling.causal_lm import PagedLM
+from specbench.modeling.cpu_linear import weight_bytes
 from specbench.types import TargetView
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -49,8 +50,8 @@ class Target:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all parameters, shared ones once."""
-        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+        """Bytes of all weights in memory, shared ones once, packed forms included."""
+        return weight_bytes(self.model)
 
     def view(self, *, max_rows: int, max_context: int, tokenizer: Any = None, name: str = "") -> TargetView:
         """What a drafter may know."""

@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 
 from specbench.errors import TargetError
 from specbench.kernels.attention import paged_attention
-from specbench.modeling.cpu_linear import use_narrow_linears
+from specbench.modeling.cpu_linear import use_cpu_linears
 from specbench.modeling.layout import BatchLayout
 from specbench.modeling.pool import KVPool, LayerShape
 from specbench.types import Taps
@@ -94,7 +94,7 @@ class PagedLM:
         self.device: torch.device = next(model.parameters()).device
         self.dtype: torch.dtype = next(model.parameters()).dtype
         if self.device.type == "cpu":
-            use_narrow_linears(model)
+            use_cpu_linears(model, keep=[model.get_output_embeddings()])
         self.layers = _decoder_layers(model, self.config.num_hidden_layers)
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.layer_shapes = self._probe()

@@ -8,27 +8,23 @@ from typing import Any
 
 import torch
 from specbench_drafters.vanilla import VanillaDrafter
+from torch import nn
 
 from specbench.engine.target import Target
-from specbench.modeling.causal_lm import ATTENTION
+from specbench.modeling.cpu_linear import NarrowLinear
 from specbench.modeling.layout import BatchLayout, RowSpan
+from specbench.modeling.packed_linear import PackedLinear
 from specbench.modeling.pool import KVPool, pages_for
 from specbench.types import Request, Taps
-from tests.bench.support_demo import decode_rate, median_ms, model_path, requests, serve, show, use_threads
+from tests.bench.support_demo import decode_rate, median_ms, model_path, reference, requests, serve, show, use_threads
 
 REPEATS = 5
 NEW = 40
 LOADS = (1, 8, 32)
 
 
-def generate_rate(target: Target, request: Request) -> float:
-    """Decode tokens a second of generate: the time of NEW tokens less that of one, over NEW - 1.
-
-    It runs on the engine's own weights with transformers' attention and cache: where the weights lie in memory moves
-    both by as much as what is compared.
-    """
-    model = target.model
-    model.set_attn_implementation("sdpa")
+def generate_rate(model: Any, request: Request) -> float:
+    """Decode tokens a second of generate: the time of NEW tokens less that of one, over NEW - 1."""
     ids = torch.tensor([request.prompt_ids])
 
     def once(count: int) -> float:
@@ -37,9 +33,7 @@ def generate_rate(target: Target, request: Request) -> float:
             model.generate(ids, max_new_tokens=count, min_new_tokens=count, do_sample=False)
         return perf_counter() - start
 
-    rate = (NEW - 1) / (once(NEW) - once(1))
-    model.set_attn_implementation(ATTENTION)
-    return rate
+    return (NEW - 1) / (once(NEW) - once(1))
 
 
 def forward_ms(target: Target, *, rows: int, length: int) -> float:
@@ -64,6 +58,12 @@ def read_bandwidth() -> float:
     return big.numel() * 4 / (median_ms(lambda: big.sum(), repeats=9) / 1e3)
 
 
+def read_bytes(target: Target) -> int:
+    """Bytes of weights that one decode step reads: all of them, of embeddings that are not the head one row."""
+    layers = (m for m in target.model.modules() if isinstance(m, (nn.Linear, NarrowLinear, PackedLinear)))
+    return sum(m.packed_bytes if isinstance(m, PackedLinear) else m.weight.nbytes for m in layers)
+
+
 def outside(trace: Any, *, rows: int) -> float:
     """Share of full decode cycles that is neither drafting nor the target's forward."""
     steps = [s for s in trace.steps if s.decode_rows == rows and s.prefill_tokens == 0]
@@ -76,31 +76,34 @@ def main() -> None:
     bandwidth = read_bandwidth()
     for dtype in ("float32", "bfloat16"):
         target = Target.load(model_path(), dtype=dtype)
+        plain = reference(dtype)
         wanted = requests("starter-chat", 32, new=NEW, ignore_eos=True, target=target)
+        length = int(statistics.median(len(r.prompt_ids) for r in wanted)) + NEW // 2
         rates: dict[int, list[float]] = {c: [] for c in LOADS}
         shares: dict[int, list[float]] = {c: [] for c in LOADS}
+        ceilings: dict[int, list[float]] = {c: [] for c in LOADS}
         ratios: list[float] = []
         generate: list[float] = []
         for repeat in range(REPEATS):
-            generate.append(generate_rate(target, wanted[repeat]))
+            generate.append(generate_rate(plain, wanted[repeat]))
             for c in LOADS:
-                trace = serve(
-                    target, VanillaDrafter(), wanted[repeat : repeat + 1] if c == 1 else wanted[:c], k=0, rows=c
-                )
+                batch = wanted[repeat : repeat + 1] if c == 1 else wanted[:c]
+                trace = serve(target, VanillaDrafter(), batch, k=0, rows=c)
                 rates[c].append(decode_rate(trace, rows=c))
                 shares[c].append(outside(trace, rows=c))
+                ceilings[c].append(c / forward_ms(target, rows=c, length=length) * 1e3)
             ratios.append(rates[1][-1] / generate[-1])
-        weights = target.weight_bytes
-        print(f"\n{dtype}, {threads} threads: weights {weights / 1e6:.0f} MB, memory reads {bandwidth / 1e9:.1f} GB/s:")
-        print(f"  limit at one token a step {bandwidth / weights:.1f} tok/s")
+        weights = read_bytes(target)
+        print(f"\n{dtype}, {threads} threads: a step reads {weights / 1e6:.0f} MB of weights at most")
+        print(f"  at {bandwidth / 1e9:.1f} GB/s that limits one row to {bandwidth / weights:.1f} tok/s")
         print(f"  generate            {show(generate, 1)} tok/s")
         print(f"  vanilla / generate  {show(ratios, 3)}")
-        length = statistics.median(len(r.prompt_ids) for r in wanted) + NEW // 2
         for c in LOADS:
-            ceiling = c / forward_ms(target, rows=c, length=int(length)) * 1e3
-            one = statistics.median(rates[1])
+            times = [r / one for r, one in zip(rates[c], rates[1], strict=True)]
+            ceiling = [r / most for r, most in zip(rates[c], ceilings[c], strict=True)]
             print(
-                f"  concurrency {c:2d}: {show(rates[c], 1)} tok/s, {statistics.median(rates[c]) / one:.2f} x one row, "
-                f"{statistics.median(rates[c]) / ceiling:.3f} of the forward alone ({ceiling:.1f}), "
-                f"outside forwards {statistics.median(shares[c]):.2%}"
+                f"  concurrency {c:2d}: {show(rates[c], 1)} tok/s, {show(times, 2)} x one row, "
+                f"{show(ceiling, 3)} of the forward alone ({statistics.median(ceilings[c]):.1f}), "
+                f"outside forwards {statistics.median(shares[c]):.2%}",
+                flush=True,
             )

@@ -1,0 +1,97 @@
+"""Linear layers of a CPU model with their weights packed as half floats, where that loses nothing.
+
+Weights published in bfloat16 carry eight significant bits, which a half float holds exactly once a row is scaled by a
+power of two into its range. The matrix library widens packed half floats in registers, so the product is the float32
+one of the very same numbers, at half the memory traffic of float32 and at a fraction of the time of bfloat16 on a
+processor that must emulate it: one token costs about half as much, eight tokens a third to a half. Only the order of
+the float32 sums differs from `nn.Linear`. A weight that does not fit exactly is left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+_TOP = 14  # a scaled row's largest entry lies below 2 ** (_TOP + 1), inside the range of half floats
+
+
+@functools.cache
+def can_pack() -> bool:
+    """Whether this build of torch, on this processor, has the product with packed half floats."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once that these calls may go; this function then says no
+        try:
+            _product(torch.ones(1, 8), _pack(torch.ones(8, 8)), torch.zeros(8))
+        except (AttributeError, RuntimeError):
+            return False
+    return True
+
+
+def exact_half(weight: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """A float32 copy of ``weight`` [out, in] that half floats hold exactly, and the factor [out] it was scaled by.
+
+    The factor is None where none is needed; each is a power of two. None where half floats cannot hold the weight.
+    """
+    wide = weight.detach().float()
+    if not bool(wide.isfinite().all()):
+        return None
+    if bool((wide.half().float() == wide).all()):
+        return wide, None
+    _, exponent = torch.frexp(wide.abs().amax(dim=1))  # |entry| < 2 ** exponent
+    factor = torch.ldexp(torch.ones_like(wide[:, 0]), _TOP + 1 - exponent.clamp(-80, 80))
+    scaled = wide * factor[:, None]
+    if not bool((scaled.half().float() == scaled).all()):
+        return None
+    return scaled, factor
+
+
+class PackedLinear(nn.Module):
+    """What `nn.Linear` computes, from packed half floats; for inference.
+
+    With ``keep`` the weight stays beside the packed form, for those who share it or need its gradient.
+    """
+
+    def __init__(self, linear: nn.Linear, scaled: Tensor, factor: Tensor | None, *, keep: bool) -> None:
+        super().__init__()
+        self.out_features, self.in_features = linear.out_features, linear.in_features
+        if keep:
+            self.weight = linear.weight  # [out, in]
+        self.bias = linear.bias
+        self.dtype = linear.weight.dtype
+        self._kept = keep
+        self._packed = _pack(scaled)
+        self._inverse = None if factor is None else 1.0 / factor  # exact: powers of two
+        added = self.bias is not None and factor is None
+        self._added = linear.bias.detach().float() if added else torch.zeros(self.out_features)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed weight."""
+        return 2 * self.out_features * self.in_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out] in the weight's dtype. Under gradients the kept weight is used."""
+        if torch.is_grad_enabled() and self._kept:
+            return nn.functional.linear(x, self.weight, self.bias)
+        assert not (torch.is_grad_enabled() and x.requires_grad), "packed weights give no gradients"
+        out = _product(x.float(), self._packed, self._added)
+        if self._inverse is not None:
+            out = out * self._inverse
+            if self.bias is not None:
+                out = out + self.bias
+        return out.to(self.dtype)
+
+
+def _pack(weight: Tensor) -> Tensor:
+    """The matrix library's form of float32 [out, in] whose entries half floats hold exactly."""
+    packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16(weight)
+    return packed
+
+
+def _product(x: Tensor, packed: Tensor, bias: Tensor) -> Tensor:
+    """float32 [..., in] to float32 [..., out]."""
+    out: Tensor = torch.fbgemm_linear_fp16_weight_fp32_activation(x, packed, bias)
+    return out
