@@ -18,6 +18,7 @@ class Group(Protocol):
     run: int | None
     kv_length: int
     valid: Tensor | None
+    gathered: dict[tuple[str, tuple[int, ...]], Tensor]
 
     def mask(self, *, window: int | None, heads: int, dtype: torch.dtype) -> Tensor | None:
         """Additive mask [b, 1, heads * q, kv_length], or None where all is visible."""
@@ -73,8 +74,8 @@ def _attend(
     shared = num_heads // key_heads
     picked = query[group.span[0] : group.span[1]] if group.span is not None else query[group.tokens.flatten()]
     folded = picked.view(b, width, key_heads, shared, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [b, Hkv, g*q, Dk]
-    k = _context(keys, group)
-    v = _context(values, group)
+    k = _context(keys, group, name="keys")
+    v = _context(values, group, name="values")
     mask = group.mask(window=window, heads=shared, dtype=query.dtype)
     if softcap is None:
         out = scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
@@ -85,11 +86,19 @@ def _attend(
     return out.view(b, key_heads, shared, width, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-def _context(pool: Tensor, group: Group) -> Tensor:
-    """Keys or values of the group's rows: [b, Hkv, L, D]. A view when the only row's pages are one run."""
+def _context(pool: Tensor, group: Group, *, name: str) -> Tensor:
+    """Keys or values of the group's rows: [b, Hkv, L, D]. A view when the only row's pages are one run.
+
+    Gathered rows go to memory that the group keeps for its next layer: taking it from the system anew for every layer
+    costs several times the copy.
+    """
     b, num_pages = group.pages.shape
     if group.run is not None:
         rows = pool[group.run : group.run + num_pages][None]
     else:
-        rows = pool.index_select(0, group.pages.flatten()).view(b, num_pages, *pool.shape[1:])
+        shape = pool.shape[1:]
+        kept = group.gathered.get((name, shape))
+        if kept is None:
+            kept = group.gathered[name, shape] = pool.new_empty(b * num_pages, *shape)
+        rows = torch.index_select(pool, 0, group.pages.flatten(), out=kept).view(b, num_pages, *shape)
     return rows.flatten(1, 2)[:, : group.kv_length].transpose(1, 2)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specbench.modeling.pool import PAGE
 
+_SPLIT = 512  # padded keys that a further group must save: about what its calls cost
 _LONG = 64  # rows with more query tokens than this are attended on their own: padding others to them would waste work
 
 
@@ -41,6 +42,7 @@ class RowGroup:
     kv_length: int
     valid: Tensor | None  # [n] flat indices into [b * q]; None when nothing is padding
     full: bool  # every key is visible to every query (one query at the end of the only row)
+    gathered: dict[tuple[str, tuple[int, ...]], Tensor] = field(default_factory=dict)  # attention's, layer after layer
     _masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def mask(self, *, window: int | None, heads: int, dtype: torch.dtype) -> Tensor | None:
@@ -83,10 +85,20 @@ class BatchLayout:
             slots.extend(row.pages[p // PAGE] * PAGE + p % PAGE for p in range(first, row.length))
         short = [r for r in rows if r.count <= _LONG]
         long = [r for r in rows if r.count > _LONG]
-        groups = [_group(g, device) for g in ([short] if short else []) + [[r] for r in long]]
+        groups = [_group(g, device) for g in (_by_length(short) if short else []) + [[r] for r in long]]
         host = torch.tensor([positions, slots], dtype=torch.int64)
         both = host.to(device, non_blocking=True)
         return cls(both[0], both[1], tuple(groups), len(positions))
+
+
+def _by_length(rows: list[RowSpan]) -> list[list[RowSpan]]:
+    """Groups of rows, split where padding the shorter contexts to the longest would cost more than another group."""
+    order = sorted(range(len(rows)), key=lambda i: rows[i].length)
+    lengths = [rows[i].length for i in order]
+    saved, cut = max(((i * (lengths[-1] - lengths[i - 1]), i) for i in range(1, len(rows))), default=(0, 0))
+    if saved < _SPLIT:
+        return [rows]
+    return [g for part in (order[:cut], order[cut:]) for g in _by_length([rows[i] for i in sorted(part)])]
 
 
 def _group(rows: Sequence[RowSpan], device: torch.device) -> RowGroup:

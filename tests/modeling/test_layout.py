@@ -1,0 +1,64 @@
+"""Grouped paged attention against attention of every row on its own, for any mix of lengths, widths and pages."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbench.kernels.attention import paged_attention
+from specbench.modeling.layout import BatchLayout, RowSpan
+from specbench.modeling.pool import PAGE, pages_for
+
+HEADS, KEY_HEADS, DIM = 4, 2, 8
+
+
+def _batch(rows: list[tuple[int, int]], seed: int) -> tuple[list[RowSpan], int]:
+    """Row spans of (context before, tokens now) on shuffled pages, and how many pages there are."""
+    generator = torch.Generator().manual_seed(seed)
+    needed = [pages_for(before + count) for before, count in rows]
+    free = torch.randperm(sum(needed) + 3, generator=generator).tolist()
+    spans, start = [], 0
+    for (before, count), pages in zip(rows, needed, strict=True):
+        spans.append(RowSpan(start, count, before + count, [free.pop() for _ in range(pages)]))
+        start += count
+    return spans, sum(needed) + 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 700), st.integers(1, 70)), min_size=1, max_size=9),
+    window=st.sampled_from([None, 1, 24]),
+    seed=st.integers(0, 99),
+)
+def test_every_row_sees_its_own_past_whatever_shares_its_group(
+    rows: list[tuple[int, int]], window: int | None, seed: int
+) -> None:
+    spans, num_pages = _batch(rows, seed)
+    layout = BatchLayout.build(spans, torch.device("cpu"))
+    torch.manual_seed(seed)
+    keys, values = (torch.randn(num_pages, PAGE, KEY_HEADS, DIM) for _ in range(2))
+    query = torch.randn(layout.num_tokens, HEADS, DIM)
+    for _ in range(2):  # a second layer uses the memory that the first one gathered into
+        out = paged_attention(query, keys, values, groups=layout.groups, scale=0.3, window=window)
+        keys, values = keys.flip(0), values.flip(0)
+    keys, values = keys.flip(0), values.flip(0)
+    for span in spans:
+        own = torch.tensor(span.pages)
+        k, v = (t[own].flatten(0, 1)[: span.length] for t in (keys, values))
+        for i in range(span.count):
+            end = span.length - span.count + i + 1
+            first = 0 if window is None else max(end - window, 0)
+            for head in range(HEADS):
+                scores = 0.3 * query[span.start + i, head] @ k[first:end, head // 2].t()
+                exact = torch.softmax(scores, 0) @ v[first:end, head // 2]
+                assert torch.allclose(out[span.start + i, head], exact, atol=1e-5)
+
+
+def test_a_group_is_split_where_padding_would_cost_more_than_another_call() -> None:
+    def lengths(rows: list[tuple[int, int]]) -> list[list[int]]:
+        spans, _ = _batch(rows, 0)
+        return [g.lengths.tolist() for g in BatchLayout.build(spans, torch.device("cpu")).groups]
+
+    assert lengths([(99, 1), (120, 1), (101, 1)]) == [[100, 121, 102]]
+    assert lengths([(99, 1)] * 4 + [(899, 1)] * 2 + [(109, 1)]) == [[100] * 4 + [110], [900] * 2]
