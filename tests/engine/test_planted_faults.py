@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -24,6 +25,8 @@ from specbench.kernels.accept import accept_sampled
 from specbench.kernels.probs import process_logits
 from specbench.kernels.rng import Purpose, uniform
 from specbench.kernels.sample import sample
+from specbench.metrics._measured import measured
+from specbench.metrics.alarms import depth_bins, find_alarms
 from specbench.types import DraftLogits, Proposal, Rows, Sampling, VerifyPlan
 
 # ------------------------------------------------------------------------- exact enumeration of the output distribution
@@ -102,7 +105,7 @@ class WrongSecond(DraftModelDrafter):
         return found
 
 
-class OffByOne(WrongSecond):
+class OffByOne(DraftModelDrafter):
     """Planted: the rollback stops one position late, so a rejected draft stands where a committed token was."""
 
     def commit(self, rows: Rows, *, verdict: Any, features: Any) -> None:
@@ -110,6 +113,10 @@ class OffByOne(WrongSecond):
         for slot in rows.slots_host:
             self._cached[slot] -= 1
             self._history[slot, self._cached[slot]] = 3
+
+
+class WrongSecondOffByOne(WrongSecond, OffByOne):
+    """Both."""
 
 
 def accepted_after_rollbacks(drafter_type: type[WrongSecond]) -> list[int]:
@@ -135,8 +142,33 @@ def test_t10_every_rollback_leaves_a_clean_cache() -> None:
     clean = accepted_after_rollbacks(WrongSecond)
     assert len(clean) >= 100
     assert set(clean) == {1}
-    drifting = accepted_after_rollbacks(OffByOne)
+    drifting = accepted_after_rollbacks(WrongSecondOffByOne)
     assert sum(drifting) / len(drifting) < 0.8, "a rollback that is off by one must show in the accepted length"
+
+
+@pytest.mark.parametrize("drafter_type", [DraftModelDrafter, OffByOne])
+def test_t10_one_position_off_shows_as_drift_with_context_depth(drafter_type: type[DraftModelDrafter]) -> None:
+    """The target drafts for itself; the text stays right, only the accepted length by depth tells."""
+    target = Target(tiny_model(scale=10.0))
+    drafter = drafter_type(tiny_model(scale=10.0), target.view(max_rows=6, max_context=256), greedy=False)
+    engine = Engine(target, drafter, FixedPolicy(3), max_rows=6, max_context=256)
+    for i, ids in enumerate(prompts(12, longest=8)):
+        engine.submit(request(i, ids, max_new_tokens=200))
+    while engine.has_work:
+        engine.poll()
+    trace = engine.close()
+    rounds = measured(trace)
+    by_depth = [float(rounds.accepted[inside].mean()) + 1 for _, inside in depth_bins(rounds)]
+    alarm = [a for a in find_alarms(trace) if a.name == "context-depth"]
+    assert len(by_depth) == 5
+    if drafter_type is OffByOne:
+        assert all(late <= early for early, late in pairwise(by_depth))
+        assert by_depth[-1] < 0.75 * by_depth[0]
+        assert len(alarm) == 1
+        assert "output depth 0-15" in alarm[0].message
+    else:
+        assert by_depth == [4.0] * 5
+        assert not alarm
 
 
 # ------------------------------------------------------------- random numbers by position alone, under a lagged policy
