@@ -216,8 +216,9 @@ def _model(loaded: LoadedCheckpoint, *, target: TargetView, dtype: torch.dtype) 
     with torch.device("meta"):
         model = BlockModel(config, max_context=target.max_context, device=target.device)
     fill(model, tensors, path=loaded.path)
-    model = model.to(device=target.device, dtype=dtype).requires_grad_(False).eval()
+    model = model.to(device=target.device, dtype=dtype)
     if id_map is not None:
         id_map = id_map.to(target.device)
     model.bind(embed=target.embed, head=target.head, id_map=id_map)
+    model.ready(target.device)
     return model, id_map

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from specbench.drafting.chain import ChainDrafter, ChainModel
+from specbench.drafting.inference import module_bytes
 from specbench.drafting.sampling import is_greedy
 from specbench.errors import ConfigError, unknown_name
 from specbench.types import Taps, TargetView
@@ -46,21 +45,6 @@ def max_context(options: Mapping[str, Any], *, default: int | None, target: Targ
     return limit
 
 
-def borrowed_head(target: TargetView, *, id_map: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """The target's head, or its rows for the ids of ``id_map`` [Vd] alone."""
-    if id_map is None:
-        return target.head
-    weight, bias = target.head.weight, getattr(target.head, "bias", None)
-    assert isinstance(weight, Tensor), "an output head is a linear layer"
-    rows = id_map.to(weight.device)
-    return partial(linear, weight=weight.detach()[rows], bias=None if bias is None else bias.detach()[rows])
-
-
-def own_bytes(model: nn.Module) -> int:
-    """Bytes of a model's weights, modules borrowed from the target not counted."""
-    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
-
-
 def chain_drafter(
     cls: type[D],
     model: ChainModel,
@@ -81,7 +65,7 @@ def chain_drafter(
         max_context=max_context(options, default=default_context, target=target),
         id_map=id_map,
         greedy=is_greedy(options.get("draft_sampling", "probabilistic")),
-        weight_bytes=own_bytes(model),
+        weight_bytes=module_bytes(model),
     )
 
 

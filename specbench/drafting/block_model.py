@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from specbench.drafting.blocks import Attend, BlockLayer, Tables
 from specbench.drafting.heads import ConfidenceHead, MarkovHead
+from specbench.drafting.inference import for_inference, head_rows, module_bytes, prepared
 from specbench.drafting.norms import RMSNorm
 from specbench.drafting.rope import Rotary
 from specbench.drafting.shapes import BackboneShape
@@ -82,8 +83,9 @@ class BlockModel(nn.Module):
         self.confidence_head = self._confidence()
         # In tuples, so that the target's modules do not become ours (state dict, dtype, device).
         self._shared_embed: tuple[nn.Module, ...] = ()
-        self._shared_head: tuple[Tensor, Tensor | None] | None = None
-        self._owned_head_bytes = 0
+        self._shared_head: tuple[nn.Module, ...] = ()
+        self._head_dtype = torch.float32
+        self._own_rows: tuple[nn.Module, ...] = ()  # the shared head, where it is a copy of some of its rows
 
     def _norm(self) -> RMSNorm:
         shape = self.config.shape
@@ -130,12 +132,9 @@ class BlockModel(nn.Module):
             self._check_width("embedding", embed, hidden)
         if not self.config.stored_head:
             self._check_width("output head", head, hidden)
-            weight: Tensor = head.get_parameter("weight")
-            bias: Tensor | None = getattr(head, "bias", None)
-            if id_map is not None:
-                weight, bias = weight[id_map], None if bias is None else bias[id_map]
-                self._owned_head_bytes = weight.numel() * weight.element_size()
-            self._shared_head = (weight, bias)
+            self._shared_head = (head_rows(head, id_map=id_map),)
+            self._head_dtype = head.get_parameter("weight").dtype
+            self._own_rows = () if id_map is None else self._shared_head
 
     @staticmethod
     def _check_width(what: str, module: nn.Module, hidden: int) -> None:
@@ -149,12 +148,19 @@ class BlockModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """What the layers compute in."""
-        return self.fc.weight.dtype
+        weight = self.hidden_norm.weight
+        assert weight is not None, "this norm has a scale"
+        return weight.dtype
 
     def bytes(self) -> int:
         """Bytes of the model's own weights (the target's shared modules not counted)."""
-        own = sum(t.numel() * t.element_size() for t in (*self.parameters(), *self.buffers()))
-        return own + self._owned_head_bytes
+        return module_bytes(self) + sum(module_bytes(rows) for rows in self._own_rows)
+
+    def ready(self, device: torch.device) -> None:
+        """Make the model with its weights, and bound, ready to draft on ``device``."""
+        for_inference(self, device=device)
+        if self._own_rows:
+            self._own_rows = self._shared_head = (prepared(self._own_rows[0], device=device),)
 
     # ------------------------------------------------------------------------------------------ context
 
@@ -216,9 +222,8 @@ class BlockModel(nn.Module):
         if self.config.stored_head:
             out: Tensor = self.lm_head(hidden)
         else:
-            assert self._shared_head is not None, "bind() gives the target's head"
-            weight, bias = self._shared_head
-            out = functional.linear(hidden.to(weight.dtype), weight, bias)
+            assert self._shared_head, "bind() gives the target's head"
+            out = self._shared_head[0](hidden.to(self._head_dtype))
         if self.config.logit_scale is not None:
             out = out * self.config.logit_scale
         if self.config.softcap is not None:

@@ -352,7 +352,9 @@ def test_bfloat16_keeps_the_router_in_float32(tmp_path: Path) -> None:
     drafter = Mtp.load(None, target=target.view(max_rows=2, max_context=64), options={})
     types = {name: tensor.dtype for name, tensor in drafter.model.state_dict().items()}
     assert types.pop("layers.0.mlp.gate.e_score_correction_bias") == torch.float32
-    assert types["layers.0.self_attn.o_proj.weight"] == torch.bfloat16
+    assert types["layers.0.self_attn.q_a_layernorm.weight"] == torch.bfloat16
+    out = drafter.model.layers[0].self_attn.o_proj
+    assert out(torch.zeros(1, out.in_features).bfloat16()).dtype == torch.bfloat16
     requests = [request(n, p, max_new_tokens=9) for n, p in enumerate(prompts(2, longest=9))]
     trace = serve(target, drafter, requests, k=2, rows=2, max_context=64)
     assert all(len(r.output_ids) == 9 for r in trace.requests)

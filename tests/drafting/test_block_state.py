@@ -134,4 +134,8 @@ def test_shared_modules_scales_and_caps() -> None:
     small = block_model(block_config(stored_head=False, draft_size=3))
     small.bind(embed=embed, head=head, id_map=ids)
     torch.testing.assert_close(small.logits(x), head(x)[:, ids])
-    assert small.bytes() == sum(p.numel() * 4 for p in small.parameters()) + 3 * HIDDEN * 4
+    assert small.bytes() == sum(p.numel() * 4 for p in small.parameters()) + 3 * (HIDDEN + 1) * 4
+    before = small.logits(x)
+    small.ready(x.device)
+    with torch.inference_mode():
+        torch.testing.assert_close(small.logits(x), before)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from specbench.drafting.chain import ChainDrafter
+from specbench.drafting.inference import for_inference, head_rows, prepared
 from specbench.drafting.vocab import checked_map
 from specbench.errors import CheckpointError, DrafterError
 from specbench.types import TargetView
@@ -16,7 +17,6 @@ from specbench_drafters._checks import check_kind, draft_height, fill
 from specbench_drafters._sequential import (
     OPTIONS,
     as_target,
-    borrowed_head,
     chain_drafter,
     split_options,
 )
@@ -69,11 +69,11 @@ class Eagle3(ChainDrafter):
                 output_bias="layers.0.self_attn.o_proj.bias" in loaded.tensors,
                 max_context=target.max_context,
                 embed=target.embed,
-                head=borrowed_head(target, id_map=id_map),
+                head=prepared(head_rows(target.head, id_map=id_map), device=target.device),
                 device=target.device,
             )
         fill(model, as_target(loaded.tensors, target=target), path=loaded.path)
-        model.requires_grad_(False).eval()
+        for_inference(model, device=target.device)
         return chain_drafter(
             cls,
             model,

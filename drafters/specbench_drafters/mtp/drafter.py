@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from specbench.drafting.chain import ChainDrafter
+from specbench.drafting.inference import for_inference, head_rows, prepared
 from specbench.drafting.vocab import checked_map
 from specbench.errors import CheckpointError, ConfigError, DrafterError
 from specbench.types import TargetView
@@ -17,7 +18,6 @@ from specbench_drafters._checks import check_kind, draft_height, fill
 from specbench_drafters._sequential import (
     OPTIONS,
     as_target,
-    borrowed_head,
     chain_drafter,
     split_options,
 )
@@ -76,11 +76,11 @@ class Mtp(ChainDrafter):
                 stack=stack,
                 draft_vocab=draft_vocab,
                 embed=target.embed,
-                head=borrowed_head(target, id_map=id_map),
+                head=prepared(head_rows(target.head, id_map=id_map), device=target.device),
             )
         fill(model, as_target(loaded.tensors, target=target, keep_float32=_kept_float32(target)), path=loaded.path)
-        model.requires_grad_(False).eval()
         model.measure(device=target.device, dtype=target.dtype)
+        for_inference(model, device=target.device)
         return chain_drafter(
             cls,
             model,

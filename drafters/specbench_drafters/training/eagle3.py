@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
+from specbench.drafting.inference import head_rows
 from specbench.types import Taps, TargetView
-from specbench_drafters._sequential import borrowed_head
 from specbench_drafters.eagle3.model import Eagle3Model
 from specbench_drafters.formats.record import DrafterSpec, DraftKind
 from specbench_drafters.formats.source import make_spec
@@ -57,7 +57,7 @@ class Eagle3Method(ChainMethod):
             output_bias=False,
             max_context=target.max_context,
             embed=target.embed,
-            head=borrowed_head(target, id_map=spec.d2t),
+            head=head_rows(target.head, id_map=spec.d2t),
             device=target.device,
         )
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
+from specbench.drafting.inference import head_rows
 from specbench.types import Taps, TargetView
-from specbench_drafters._sequential import borrowed_head
 from specbench_drafters.formats.record import DrafterSpec, DraftKind
 from specbench_drafters.formats.source import make_spec
 from specbench_drafters.mtp.layers import DenseLayers
@@ -59,7 +59,7 @@ class MtpMethod(ChainMethod):
             stack=DenseLayers(spec, output_bias=False, target=target),
             draft_vocab=spec.vocab_size if spec.d2t is None else int(spec.d2t.numel()),
             embed=target.embed,
-            head=borrowed_head(target, id_map=spec.d2t),
+            head=head_rows(target.head, id_map=spec.d2t),
         )
 
 
