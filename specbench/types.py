@@ -130,6 +130,7 @@ class Rows:
     lengths_host: tuple[int, ...]
     all_greedy: bool  # every temperature is 0
     any_truncated: bool  # some row uses top_p or top_k
+    any_greedy: bool = True  # some temperature is 0
 
     def __len__(self) -> int:
         return len(self.slots_host)

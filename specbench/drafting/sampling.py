@@ -58,6 +58,7 @@ def draw(
         top_p=rows.top_p.repeat_interleave(drafts),
         top_k=rows.top_k.repeat_interleave(drafts),
         any_truncated=rows.any_truncated,
+        any_greedy=rows.any_greedy,
     )
     ids = sample(processed, log_normaliser, uniforms.reshape(-1)).view(batch, drafts)
     draft = DraftLogits(

@@ -56,6 +56,7 @@ def build_rows(
         lengths_host=tuple(lengths),
         all_greedy=all(p.temperature == 0 for p in sampling),
         any_truncated=any(p.top_p < 1 or p.top_k is not None for p in sampling),
+        any_greedy=any(p.temperature == 0 for p in sampling),
     )
 
 

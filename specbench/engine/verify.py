@@ -69,6 +69,7 @@ class Verifier:
             top_p=rows.top_p[owner],
             top_k=rows.top_k[owner],
             any_truncated=rows.any_truncated,
+            any_greedy=rows.any_greedy,
         )
         return accept_sampled(
             processed,

@@ -16,6 +16,7 @@ from torch import Tensor
 from specbench.kernels.sample import sample_weights
 from specbench.types import DraftLogits
 
+_CHUNK_WEIGHTS = 1 << 20
 _MIN_MASS = 1e-12  # below this the residual is rounding only: p and q agree, and p itself is drawn from
 
 
@@ -78,14 +79,19 @@ def accept_sampled(
     log_q = torch.zeros_like(log_p) if draft is None else _draft_log_prob(draft, safe, inside)
     ok = inside & (u_accept.log() + log_q < log_p)
     accepted = prefix_length(ok)
-    row = starts + accepted  # [B]
-    weights = (logits[row].double() - log_normaliser[row, None].double()).exp()  # [B, V]
-    rejected = accepted < lengths
-    weights = _residual(weights, drafts=drafts, draft=draft, accepted=accepted, rejected=rejected)
+    # On a CPU a few rows at a time, so that their float64 weights stay in its cache.
+    size = max(1, _CHUNK_WEIGHTS // logits.shape[1]) if logits.device.type == "cpu" else max(len(starts), 1)
+    parts = []
+    for chunk in torch.arange(len(starts), device=starts.device).split(size):
+        row = (starts + accepted)[chunk]  # [b]
+        weights = logits[row].double().sub_(log_normaliser[row, None].double()).exp_()  # [b, V]
+        if drafts.shape[1] > 0:
+            weights = _residual(weights, chunk, drafts=drafts, draft=draft, accepted=accepted, lengths=lengths)
+        parts.append(sample_weights(weights, u_next[chunk]))
     hidden = torch.full_like(log_p, -torch.inf)
     return Acceptance(
         accepted,
-        sample_weights(weights, u_next),
+        torch.cat(parts) if parts else accepted,
         torch.where(inside, log_p, hidden).float(),
         torch.where(inside, log_q, hidden).float(),
     )
@@ -102,19 +108,20 @@ def _draft_log_prob(draft: DraftLogits, tokens: Tensor, inside: Tensor) -> Tenso
 
 
 def _residual(
-    weights: Tensor, *, drafts: Tensor, draft: DraftLogits | None, accepted: Tensor, rejected: Tensor
+    weights: Tensor, rows: Tensor, *, drafts: Tensor, draft: DraftLogits | None, accepted: Tensor, lengths: Tensor
 ) -> Tensor:
-    """[B, V] float64: max(p - q, 0) for rows that rejected a draft, p for the others."""
-    if drafts.shape[1] == 0:
-        return weights
-    at = accepted.clamp(max=drafts.shape[1] - 1)  # [B]
-    rows = torch.arange(weights.shape[0], device=weights.device)
+    """[b, V] float64 for ``rows`` [b] of the batch: max(p - q, 0) where a draft was rejected, else ``weights``, p."""
+    at = accepted[rows].clamp(max=drafts.shape[1] - 1)  # [b]
+    rejected = (accepted < lengths)[rows]
     if draft is None:
         left = weights.clone()
-        left[rows, drafts[rows, at].clamp(0, weights.shape[1] - 1)] = 0.0
+        left.scatter_(1, drafts[rows, at, None].clamp(0, weights.shape[1] - 1), 0.0)
     else:
-        q = (draft.logits[rows, at].double() - draft.log_normaliser[rows, at, None].double()).exp()  # [B, Vd]
-        ids = torch.arange(q.shape[1], device=q.device) if draft.id_map is None else draft.id_map
-        left = weights.index_add(1, ids, -q).clamp_(min=0.0)
+        q = (draft.logits[rows, at].double() - draft.log_normaliser[rows, at, None].double()).exp()  # [b, Vd]
+        if draft.id_map is None and q.shape[1] == weights.shape[1]:
+            left = (weights - q).clamp_(min=0.0)
+        else:
+            ids = torch.arange(q.shape[1], device=q.device) if draft.id_map is None else draft.id_map
+            left = weights.index_add(1, ids, -q).clamp_(min=0.0)
     usable = rejected & (left.sum(dim=1) > _MIN_MASS)
     return torch.where(usable[:, None], left, weights)

@@ -7,7 +7,13 @@ from torch import Tensor
 
 
 def process_logits(
-    logits: Tensor, *, temperature: Tensor, top_p: Tensor, top_k: Tensor, any_truncated: bool
+    logits: Tensor,
+    *,
+    temperature: Tensor,
+    top_p: Tensor,
+    top_k: Tensor,
+    any_truncated: bool,
+    any_greedy: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Logits after temperature and truncation, and their log-normaliser: p = exp(out - log_normaliser).
 
@@ -19,6 +25,7 @@ def process_logits(
         temperature, top_p: [N] float32.
         top_k: [N] int64; the vocabulary size or more where off.
         any_truncated: False skips the sort; the caller knows from the host that no row truncates.
+        any_greedy: False skips the search for the most likely token; likewise for rows at temperature 0.
 
     Returns:
         ([N, V] float32 with -inf where cut, [N] float32).
@@ -28,9 +35,10 @@ def process_logits(
     out = logits.to(torch.float32) / scale[:, None]
     if any_truncated:
         out = _truncate(out, top_p=top_p, top_k=top_k)
-    best = out.argmax(dim=-1, keepdim=True)  # [N, 1]
-    point = torch.full_like(out, -torch.inf).scatter_(1, best, out.gather(1, best))
-    out = torch.where(greedy[:, None], point, out)
+    if any_greedy:
+        best = out.argmax(dim=-1, keepdim=True)  # [N, 1]
+        top = out.gather(1, best)
+        out.masked_fill_(greedy[:, None], -torch.inf).scatter_(1, best, top)
     return out, torch.logsumexp(out, dim=-1)
 
 
