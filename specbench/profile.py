@@ -11,7 +11,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -100,22 +100,33 @@ def profile_target(
     by_rows = {r: _Shape(r, settings.max_rows) for r in rows}
     shapes = list(dict.fromkeys([*by_tokens.values(), *by_rows.values()]))
     seconds = _time_forwards(target, shapes, settings, on_progress)
-    first = statistics.median(seconds[by_rows[1]]) if 1 in by_rows else 0.0
-    row_seconds = tuple(max(statistics.median(seconds[by_rows[r]]) - first, 0.0) for r in rows)
-    row_cost = RowCost(tuple(rows), row_seconds, tuple(_spread(seconds[by_rows[r]]) for r in rows))
-    rates = []
-    for m in tokens:
-        whole = statistics.median(seconds[by_tokens[m]])
-        rates.append(1.0 / max(whole - float(row_cost.at(by_tokens[m].rows)), 0.05 * whole))
+    whole = {m: statistics.median(seconds[by_tokens[m]]) for m in tokens}
+    row_cost = RowCost(
+        tuple(rows),
+        _row_seconds([statistics.median(seconds[by_rows[r]]) for r in rows], rows, whole, by_tokens),
+        tuple(_spread(seconds[by_rows[r]]) for r in rows),
+    )
     return CostTable(
         tokens=tuple(tokens),
-        steps_per_s=tuple(rates),
+        steps_per_s=tuple(1.0 / (whole[m] - float(row_cost.at(by_tokens[m].rows))) for m in tokens),
         max_tokens=most,
         lookup="linear",
         spread=tuple(_spread(seconds[by_tokens[m]]) for m in tokens),
         tokens_per_row=block,
         row_cost=row_cost,
     )
+
+
+def _row_seconds(
+    medians: Sequence[float], rows: Sequence[int], whole: Mapping[int, float], shapes: Mapping[int, _Shape]
+) -> tuple[float, ...]:
+    """What rows add to a step beyond the first. At most half of any step that is read with it: a stall is no cost."""
+    found = []
+    for index, median in enumerate(medians):
+        below = rows[index - 1] if index else 0
+        cap = 0.5 * min((whole[m] for m, shape in shapes.items() if shape.rows > below), default=median)
+        found.append(min(max(median - medians[0], 0.0), cap))
+    return tuple(found)
 
 
 def _spread(values: Sequence[float]) -> float:

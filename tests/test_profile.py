@@ -53,6 +53,18 @@ def test_rows_and_tokens_are_told_apart_and_jags_are_kept(monkeypatch: pytest.Mo
     assert all(0.05 < spread < 0.3 for spread in table.spread)
 
 
+def test_a_stalled_timing_of_rows_does_not_take_over_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scripted(target: Any, shapes: Any, settings: Any, on_progress: Any) -> Any:
+        stalled = profiling._Shape(2, SMALL.max_rows)
+        return {shape: [60.0 if shape == stalled else 1 + 0.01 * shape.tokens] * 3 for shape in shapes}
+
+    monkeypatch.setattr(profiling, "_time_forwards", scripted)
+    table = profile_target(None, SMALL)  # type: ignore[arg-type]
+    for tokens in set(table.tokens) - {4}:  # where that very batch is the point of its token count
+        whole = table.seconds(tokens, rows=-(-tokens // 3)).item()
+        assert whole == pytest.approx(1 + 0.01 * tokens)
+
+
 def test_a_real_target_is_timed_at_every_point() -> None:
     seen: list[tuple[int, int]] = []
     table = profile_target(Target(tiny_model()), SMALL, on_progress=lambda done, of: seen.append((done, of)))
