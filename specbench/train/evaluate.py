@@ -66,6 +66,11 @@ class Tally:
         return int(self.values[0])
 
     @property
+    def predictions(self) -> int:
+        """Judged positions in all."""
+        return int(self._row("judged").sum())
+
+    @property
     def tau(self) -> float | None:
         """Expected accepted length, bonus included, drafts and target sampled at temperature 1."""
         return float(self.values[1] / self.values[0]) if self.blocks else None

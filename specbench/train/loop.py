@@ -38,13 +38,13 @@ class StepOutcome:
     gradient_norm: float
     rate: float
     anchors: int
-    predictions: int
 
     def values(self, *, phase: int) -> dict[str, float | int | None]:
         """By column name, for the curve file."""
         found: dict[str, float | int | None] = {"phase": phase, "rate": self.rate, "loss": self.loss}
         found |= dict(self.terms)
-        found |= {"gradient_norm": self.gradient_norm, "anchors": self.anchors, "predictions": self.predictions}
+        found |= {"gradient_norm": self.gradient_norm, "anchors": self.anchors}
+        found["predictions"] = self.tally.predictions
         found["tau"] = self.tally.tau
         return found | {f"accept_{k}": a for k, a in enumerate(self.tally.rates("accept"), start=1)}
 
@@ -95,8 +95,7 @@ class Trainer:
             )
         self.optimiser.step()
         terms = {name: float(v) for name, v in zip(TERMS, sums[1:]) if self._weighs(name)}
-        predictions = int(tally.values[3 : 3 + judge.trainable.drafts].sum())
-        return StepOutcome(loss, terms, tally, norm, rate, plan.num_anchors, predictions)
+        return StepOutcome(loss, terms, tally, norm, rate, plan.num_anchors)
 
     def accumulate(self, mine: Plan) -> tuple[Tally, Tensor]:
         """Gradients of this process's share into the parameters; its tally and (loss, terms) over all processes."""
@@ -129,7 +128,7 @@ class Trainer:
         def work() -> int:
             tally, _ = self.accumulate(part)
             self.optimiser.zero_grad(set_to_none=True)
-            return int(tally.values[3 : 3 + self.judge.trainable.drafts].sum()) // self.judge.world.size
+            return tally.predictions // self.judge.world.size
 
         return work
 
@@ -153,7 +152,7 @@ class Trainer:
                 last = self.state.step == self.sampler.num_steps
                 if last or self.state.step % self.recipe.evaluate.every == 0:
                     self._look(heldout)
-                stopped = self.stop()
+                stopped = self._stopped()
                 if last or stopped or self.state.step % self.recipe.checkpoint_every == 0:
                     self._save(curve, heldout)
                 if stopped and not last:
@@ -163,6 +162,11 @@ class Trainer:
                 if file is not None:
                     file.close()
 
+    def _stopped(self) -> bool:
+        """Whether any process was asked to stop: all stop after the same step."""
+        asked = torch.tensor(float(self.stop()), device=self.judge.device)
+        return bool(self.judge.world.sum(asked))
+
     def _one(self, curve: Curve | None) -> None:
         number = self.state.step
         phase = self.sampler.stretch(number)
@@ -171,9 +175,9 @@ class Trainer:
         self.state.seconds += clock(self.judge.device) - start
         self.state.step = number + 1
         self.state.anchors += outcome.anchors
-        self.state.predictions += outcome.predictions
+        self.state.predictions += outcome.tally.predictions
         if self.flops_per_prediction:
-            self.state.flops += self.flops_per_prediction[phase] * outcome.predictions
+            self.state.flops += self.flops_per_prediction[phase] * outcome.tally.predictions
         if curve is not None:
             curve.add(number + 1, outcome.values(phase=phase + 1))
 
