@@ -10,6 +10,7 @@ import torch
 from specbench.errors import TargetError, unknown_name
 from specbench.modeling.causal_lm import PagedLM
 from specbench.modeling.cpu_linear import weight_bytes
+from specbench.modeling.packed_linear import can_pack
 from specbench.types import TargetView
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -18,8 +19,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Target:
     """A causal LM behind the paged forward."""
 
-    def __init__(self, model: Any, *, name: str = "", model_dir: str = "") -> None:
-        self.lm = PagedLM(model)
+    def __init__(self, model: Any, *, name: str = "", model_dir: str = "", dtype: torch.dtype | None = None) -> None:
+        self.lm = PagedLM(model, dtype=dtype)
         self.model = model
         self.config = self.lm.config
         self.name = name
@@ -33,20 +34,20 @@ class Target:
         cls, path: str | Path, *, dtype: str = "bfloat16", device: str = "cpu", trust_remote_code: bool = False
     ) -> Target:
         """Load from a local folder. Errors: TargetError, one line, whatever the loader raised."""
-        from transformers import AutoModelForCausalLM
-
         if dtype not in DTYPES:
             raise unknown_name("dtype", dtype, DTYPES)
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise TargetError(f"device '{device}' asked for, but torch sees no CUDA device; use --device cpu")
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                str(path), dtype=DTYPES[dtype], trust_remote_code=trust_remote_code, weights_only=True
-            )
+            wide = dtype == "float32" and device == "cpu" and can_pack()
+            model = _as_stored(path, trust_remote_code) if wide else None
+            if model is None:
+                wide, model = False, _read(path, DTYPES[dtype], trust_remote_code)
         except Exception as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise TargetError(f"target '{path}' cannot be loaded: {first}") from error
-        return cls(model.to(device), name=Path(path).name, model_dir=str(path))
+        found = torch.float32 if wide else None
+        return cls(model.to(device), name=Path(path).name, model_dir=str(path), dtype=found)
 
     @property
     def weight_bytes(self) -> int:
@@ -72,6 +73,30 @@ class Target:
             name=name or self.name,
             model_dir=self.model_dir,
         )
+
+
+def _read(path: str | Path, dtype: Any, trust_remote_code: bool) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        str(path), dtype=dtype, trust_remote_code=trust_remote_code, weights_only=True
+    )
+
+
+def _as_stored(path: str | Path, trust_remote_code: bool) -> Any:
+    """The model in its files' own two-byte dtype, which packs without a float32 copy; None where that is not the same.
+
+    Every two-byte weight is exact in float32. What a model computes for itself when it is built is not: a buffer in a
+    two-byte dtype is rounded already.
+    """
+    model = _read(path, "auto", trust_remote_code)
+    short = {torch.bfloat16, torch.float16}
+    buffers = {b.dtype for b in model.buffers() if b.is_floating_point()}
+    dtypes = {p.dtype for p in model.parameters()}
+    if not dtypes & short or dtypes - short - {torch.float32} or buffers - {torch.float32}:
+        return None
+    model.config.dtype = torch.float32
+    return model
 
 
 def stop_ids(model: Any) -> frozenset[int]:

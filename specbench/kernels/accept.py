@@ -82,7 +82,7 @@ def accept_sampled(
     # On a CPU a few rows at a time, so that their float64 weights stay in its cache.
     size = max(1, _CHUNK_WEIGHTS // logits.shape[1]) if logits.device.type == "cpu" else max(len(starts), 1)
     parts = []
-    for chunk in torch.arange(len(starts), device=starts.device).split(size):
+    for chunk in torch.split(torch.arange(len(starts), device=starts.device), size):
         row = (starts + accepted)[chunk]  # [b]
         weights = logits[row].double().sub_(log_normaliser[row, None].double()).exp_()  # [b, V]
         if drafts.shape[1] > 0:

@@ -85,16 +85,17 @@ def _attend(
 class PagedLM:
     """A causal LM whose forward takes a flat ragged batch. The module passed in is switched to paged attention."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, dtype: torch.dtype | None = None) -> None:
+        """``dtype``: what to compute in, where it is not that of the parameters (on a CPU only)."""
         AttentionInterface.register(ATTENTION, _attend)
         self.model = model.eval()
         self.config = model.config.get_text_config()
         _refuse_unsupported(self.config)
         model.set_attn_implementation(ATTENTION)
         self.device: torch.device = next(model.parameters()).device
-        self.dtype: torch.dtype = next(model.parameters()).dtype
         if self.device.type == "cpu":
-            use_cpu_linears(model, keep=[model.get_output_embeddings()])
+            use_cpu_linears(model, keep=[model.get_output_embeddings()], dtype=dtype)
+        self.dtype: torch.dtype = next(model.parameters()).dtype
         self.layers = _decoder_layers(model, self.config.num_hidden_layers)
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.layer_shapes = self._probe()

@@ -17,6 +17,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
+from specbench.modeling.host_memory import give_back_freed
 from specbench.modeling.packed_linear import PackedLinear, can_pack, exact_half
 
 _TILE = 768 * 576  # weight elements converted at a time: 1.8 MB of float32, in the cache until it is multiplied
@@ -81,12 +82,12 @@ def new_scratch() -> Tensor:
     return torch.empty(_TILE, dtype=torch.float32)
 
 
-def use_cpu_linears(model: nn.Module, *, keep: Collection[nn.Module] = ()) -> int:
+def use_cpu_linears(model: nn.Module, *, keep: Collection[nn.Module] = (), dtype: torch.dtype | None = None) -> int:
     """Replace the plain linear layers of a CPU model in place, where that helps; how many were replaced.
 
     Packed half floats where they hold the weight exactly, else `NarrowLinear`. Layers of other kinds stay, and so do
     bfloat16 ones where the processor multiplies bfloat16. Packed layers give up their weight, except those in ``keep``
-    and those whose weight another module shares.
+    and those whose weight another module shares. With ``dtype`` the whole model computes in that from here on.
     """
     wanted = {torch.float32} if has_native_bfloat16() else {torch.float32, torch.bfloat16}
     owners = Counter(p.data_ptr() for m in model.modules() for p in m.parameters(recurse=False))
@@ -94,16 +95,30 @@ def use_cpu_linears(model: nn.Module, *, keep: Collection[nn.Module] = ()) -> in
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is not nn.Linear or child.weight.dtype not in wanted:
+            if type(child) is not nn.Linear or (dtype or child.weight.dtype) not in wanted:
                 continue
             half = exact_half(child.weight) if can_pack() else None
             if half is None:
                 setattr(parent, name, NarrowLinear(child, scratch))
             else:
                 shared = child in keep or owners[child.weight.data_ptr()] > 1
-                setattr(parent, name, PackedLinear(child, *half, keep=shared))
+                setattr(parent, name, PackedLinear(child, *half, keep=shared, dtype=dtype))
             count += 1
+    _settle(model, dtype)
     return count
+
+
+def _settle(model: nn.Module, dtype: torch.dtype | None) -> None:
+    """Copy what is left, in ``dtype``: the mapping of the file it was read from ends, and freed memory goes back."""
+    moved: dict[int, Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        old = tensor.data
+        other = dtype is not None and old.is_floating_point() and old.dtype != dtype
+        if old.device.type == "cpu" and old.data_ptr() not in moved:
+            moved[old.data_ptr()] = old.to(dtype) if other else old.clone()
+        tensor.data = moved.get(old.data_ptr(), old)
+    moved.clear()
+    give_back_freed()
 
 
 def weight_bytes(model: nn.Module) -> int:

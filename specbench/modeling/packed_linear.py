@@ -15,6 +15,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+_BLOCK, _COLUMNS = 512, 16  # how the matrix library tiles a packed weight
 _TOP = 14  # a scaled row's largest entry lies below 2 ** (_TOP + 1), inside the range of half floats
 
 
@@ -36,31 +37,38 @@ def exact_half(weight: Tensor) -> tuple[Tensor, Tensor | None] | None:
     The factor is None where none is needed; each is a power of two. None where half floats cannot hold the weight.
     """
     wide = weight.detach().float()
-    if not bool(wide.isfinite().all()):
+    if not bool(wide.sum().isfinite()):
         return None
-    if bool((wide.half().float() == wide).all()):
+    if _holds(wide):
         return wide, None
     _, exponent = torch.frexp(wide.abs().amax(dim=1))  # |entry| < 2 ** exponent
     factor = torch.ldexp(torch.ones_like(wide[:, 0]), _TOP + 1 - exponent.clamp(-80, 80))
     scaled = wide * factor[:, None]
-    if not bool((scaled.half().float() == scaled).all()):
-        return None
-    return scaled, factor
+    return (scaled, factor) if _holds(scaled) else None
+
+
+def _holds(wide: Tensor) -> bool:
+    """Whether half floats hold every entry of ``wide`` [out, in]; a few rows at a time, to take little memory."""
+    rows = max(1, (1 << 20) // wide.shape[1])
+    return all(bool((part.half().float() == part).all()) for part in torch.split(wide, rows))
 
 
 class PackedLinear(nn.Module):
     """What `nn.Linear` computes, from packed half floats; for inference.
 
-    With ``keep`` the weight stays beside the packed form, for those who share it or need its gradient.
+    It computes in float32 and returns ``dtype`` (None: the weight's). With ``keep`` the weight stays beside the packed
+    form, for those who share it or need its gradient.
     """
 
-    def __init__(self, linear: nn.Linear, scaled: Tensor, factor: Tensor | None, *, keep: bool) -> None:
+    def __init__(
+        self, linear: nn.Linear, scaled: Tensor, factor: Tensor | None, *, keep: bool, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = linear.out_features, linear.in_features
         if keep:
             self.weight = linear.weight  # [out, in]
         self.bias = linear.bias
-        self.dtype = linear.weight.dtype
+        self.dtype = linear.weight.dtype if dtype is None else dtype
         self._kept = keep
         self._packed = _pack(scaled)
         self._inverse = None if factor is None else 1.0 / factor  # exact: powers of two
@@ -69,11 +77,17 @@ class PackedLinear(nn.Module):
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the packed weight."""
-        return 2 * self.out_features * self.in_features
+        """Bytes of the packed weight: its inputs are padded to blocks, its outputs to the width of two registers."""
+        padded = -(-self.in_features // _BLOCK) * _BLOCK
+        return 2 * padded * (-(-self.out_features // _COLUMNS) * _COLUMNS)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of it that a product reads."""
+        return 2 * self.in_features * self.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out] in the weight's dtype. Under gradients the kept weight is used."""
+        """[..., in] to [..., out] in the layer's dtype. Under gradients the kept weight is used."""
         if torch.is_grad_enabled() and self._kept:
             return nn.functional.linear(x, self.weight, self.bias)
         assert not (torch.is_grad_enabled() and x.requires_grad), "packed weights give no gradients"

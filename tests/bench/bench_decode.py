@@ -61,7 +61,7 @@ def read_bandwidth() -> float:
 def read_bytes(target: Target) -> int:
     """Bytes of weights that one decode step reads: all of them, of embeddings that are not the head one row."""
     layers = (m for m in target.model.modules() if isinstance(m, (nn.Linear, NarrowLinear, PackedLinear)))
-    return sum(m.packed_bytes if isinstance(m, PackedLinear) else m.weight.nbytes for m in layers)
+    return sum(m.read_bytes if isinstance(m, PackedLinear) else m.weight.nbytes for m in layers)
 
 
 def outside(trace: Any, *, rows: int) -> float:

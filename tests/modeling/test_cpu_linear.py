@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from specbench.memory import resident_bytes
 from specbench.modeling.cpu_linear import NarrowLinear, use_cpu_linears, weight_bytes
 from specbench.modeling.packed_linear import PackedLinear, can_pack, exact_half
 
@@ -123,9 +124,21 @@ def test_packed_layers_give_up_their_weight_unless_it_is_shared_or_kept() -> Non
     assert not hasattr(model["inner"], "weight")
     assert model["head"].weight is model["embed"].weight
     assert model["kept"].weight.shape == (4, 8)
-    assert weight_bytes(model) == 4 * (16 * 8 + 4 * 8) + 2 * (16 * 8 + 8 * 8 + 4 * 8)
+    assert weight_bytes(model) == 4 * (16 * 8 + 4 * 8) + 2 * 512 * (16 + 16 + 16)
     x = torch.randn(2, 8, requires_grad=True)
     model["kept"](x).sum().backward()  # a kept weight still gives gradients
     assert x.grad is not None
     with pytest.raises(AssertionError, match="gradients"):
         model["inner"](x)
+
+
+@needs_packing
+def test_packed_bytes_are_what_the_process_grows_by() -> None:
+    linear = nn.Linear(576, 65536, bias=False)
+    linear.weight.data = linear.weight.data.bfloat16().float()
+    half = exact_half(linear.weight)
+    assert half is not None
+    before = resident_bytes()
+    packed = PackedLinear(linear, *half, keep=True)
+    grown = resident_bytes() - before
+    assert abs(grown - packed.packed_bytes) < 0.1 * packed.packed_bytes
