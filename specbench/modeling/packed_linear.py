@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import functools
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+_SHARED = 1 << 18  # a smaller weight is not worth waking a second thread for
 _BLOCK, _COLUMNS = 512, 16  # how the matrix library tiles a packed weight
 _TOP = 14  # a scaled row's largest entry lies below 2 ** (_TOP + 1), inside the range of half floats
 
@@ -25,7 +27,8 @@ def can_pack() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says once that these calls may go; this function then says no
         try:
-            _product(torch.ones(1, 8), _pack(torch.ones(8, 8)), torch.zeros(8))
+            for packed in (_Alone(torch.ones(8, 8)), _Threaded(torch.ones(8, 8))):
+                packed(torch.ones(1, 8), torch.zeros(8))
         except (AttributeError, RuntimeError):
             return False
     return True
@@ -70,7 +73,8 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         self.dtype = linear.weight.dtype if dtype is None else dtype
         self._kept = keep
-        self._packed = _pack(scaled)
+        threaded = torch.get_num_threads() > 1 and scaled.numel() >= _SHARED
+        self._product = _Threaded(scaled) if threaded else _Alone(scaled)
         self._inverse = None if factor is None else 1.0 / factor  # exact: powers of two
         added = self.bias is not None and factor is None
         self._added = linear.bias.detach().float() if added else torch.zeros(self.out_features)
@@ -91,7 +95,7 @@ class PackedLinear(nn.Module):
         if torch.is_grad_enabled() and self._kept:
             return nn.functional.linear(x, self.weight, self.bias)
         assert not (torch.is_grad_enabled() and x.requires_grad), "packed weights give no gradients"
-        out = _product(x.float(), self._packed, self._added)
+        out = self._product(x.float(), self._added)
         if self._inverse is not None:
             out = out * self._inverse
             if self.bias is not None:
@@ -99,13 +103,26 @@ class PackedLinear(nn.Module):
         return out.to(self.dtype)
 
 
-def _pack(weight: Tensor) -> Tensor:
-    """The matrix library's form of float32 [out, in] whose entries half floats hold exactly."""
-    packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16(weight)
-    return packed
+class _Alone:
+    """The product on one thread: the call with the least around it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """``weight``: float32 [out, in] whose entries half floats hold exactly."""
+        self._packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16(weight)
+
+    def __call__(self, x: Tensor, bias: Tensor) -> Tensor:
+        """float32 [..., in] to float32 [..., out]."""
+        out: Tensor = torch.fbgemm_linear_fp16_weight_fp32_activation(x, self._packed, bias)
+        return out
 
 
-def _product(x: Tensor, packed: Tensor, bias: Tensor) -> Tensor:
-    """float32 [..., in] to float32 [..., out]."""
-    out: Tensor = torch.fbgemm_linear_fp16_weight_fp32_activation(x, packed, bias)
-    return out
+class _Threaded:
+    """The same product, its columns shared out among torch's threads."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed: Any = torch.ops.quantized.linear_prepack_fp16(weight, None)
+
+    def __call__(self, x: Tensor, bias: Tensor) -> Tensor:
+        """float32 [..., in] to float32 [..., out]."""
+        out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
+        return out.add_(bias)

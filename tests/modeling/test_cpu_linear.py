@@ -133,6 +133,25 @@ def test_packed_layers_give_up_their_weight_unless_it_is_shared_or_kept() -> Non
 
 
 @needs_packing
+def test_one_thread_and_several_give_the_same_product() -> None:
+    linear = nn.Linear(600, 700)
+    linear.weight.data = linear.weight.data.bfloat16().float()
+    half = exact_half(linear.weight)
+    assert half is not None
+    threads = torch.get_num_threads()
+    x = torch.randn(5, 600)
+    found = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            with torch.inference_mode():
+                found.append(PackedLinear(linear, *half, keep=False)(x))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*found)
+
+
+@needs_packing
 def test_packed_bytes_are_what_the_process_grows_by() -> None:
     linear = nn.Linear(576, 65536, bias=False)
     linear.weight.data = linear.weight.data.bfloat16().float()
