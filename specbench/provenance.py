@@ -245,9 +245,10 @@ def machine_busy(*, interval_s: float = 0.3) -> str | None:
 def default_threads(*, busy: bool | None = None) -> int:
     """Torch threads for a run that does not ask for a number.
 
-    OMP_NUM_THREADS where it is set; else one per physical core that the process may use, at most 16; but one on a busy
-    machine: torch's threads wait for each other at every operator, so a single core taken away stalls them all (on two
-    cores steps were seen to take thirty times as long). ``busy`` None measures for 0.3 s.
+    OMP_NUM_THREADS where it is set; else one per physical core that the process may use but one, which stays free for
+    everything else (at least one thread, at most 16); one on a busy machine. Torch's threads wait for each other at
+    every operator, so a single core taken away stalls them all (on two cores steps were seen to take thirty times as
+    long). ``busy`` None measures for 0.3 s.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if asked.isdigit() and int(asked) > 0:
@@ -257,7 +258,7 @@ def default_threads(*, busy: bool | None = None) -> int:
     import psutil
 
     physical = psutil.cpu_count(logical=False) or usable_cores()
-    return max(1, min(physical, usable_cores(), MAX_DEFAULT_THREADS))
+    return max(1, min(physical - 1, usable_cores() - 1, MAX_DEFAULT_THREADS))
 
 
 # -------------------------------------------------------------------------------------------------------- gpu

@@ -151,7 +151,7 @@ def test_the_thread_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "usable_cores", lambda: 128)
     assert provenance.default_threads(busy=False) == provenance.MAX_DEFAULT_THREADS
     monkeypatch.setattr(provenance, "usable_cores", lambda: 3)
-    assert provenance.default_threads(busy=False) == 3
+    assert provenance.default_threads(busy=False) == 2
     assert provenance.default_threads(busy=True) == 1
 
 
