@@ -81,10 +81,15 @@ def random_drafter(method: str, *, k: int, target: TargetView) -> Drafter:
     spec = _spec(method, k=k, target=target)
     noise = torch.Generator().manual_seed(0)
     tensors = {
-        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=noise) * shape[-1] ** -0.5
+        name: torch.ones(shape) if len(shape) == 1 else _published(shape, noise)
         for name, shape in required(spec).items()
     }
     loaded = LoadedCheckpoint(spec, tensors, (), (), Path("random"), "random")
     plugin: Any = {"mtp": MTP, "eagle3": EAGLE3, "dflash": DFLASH}.get(method, DSPARK)
     drafter: Drafter = plugin.build(loaded, target=replace(target, stop_ids=frozenset()), options={})
     return drafter
+
+
+def _published(shape: tuple[int, ...], noise: torch.Generator) -> torch.Tensor:
+    """Random weights of unit gain, rounded to bfloat16 as published ones are."""
+    return (torch.randn(shape, generator=noise) * shape[-1] ** -0.5).bfloat16().float()
