@@ -11,6 +11,7 @@ from torch import Tensor
 from specbench.engine.random import StepRandom
 from specbench.kernels.accept import Acceptance, accept_greedy, accept_sampled, prefix_length
 from specbench.kernels.probs import process_logits
+from specbench.kernels.top import top_two
 from specbench.types import DraftLogits, Proposal, Rows
 
 
@@ -46,9 +47,9 @@ class Verifier:
             proposal: drafts [B, G] of all judged rows (prefill rows hold padding).
             lengths: [B] verified drafts.
         """
-        best = None
+        gap = None
         if rows.all_greedy:
-            best = logits.argmax(dim=-1)  # [N]
+            best, gap = top_two(logits)  # [N] each
             found = accept_greedy(best, starts=starts, lengths=lengths, drafts=proposal.tokens)
         else:
             found = self._sampled(logits, rows, starts=starts, proposal=proposal, lengths=lengths)
@@ -56,7 +57,7 @@ class Verifier:
             found = self._forced(found, logits, rows, starts=starts, lengths=lengths, proposal=proposal)
         host = torch.stack([found.accepted, found.next_token]).tolist()
         accepted, next_token = host[0], host[1]
-        gaps = None if best is None else _gaps(logits, best, starts=starts, accepted=found.accepted, counts=accepted)
+        gaps = None if gap is None else _gaps(gap, starts=starts, accepted=found.accepted, counts=accepted)
         return Judged(accepted, next_token, found, gaps, _listed(found.log_p_target), _listed(found.log_p_draft))
 
     def _sampled(
@@ -119,17 +120,13 @@ def _owner(starts: Tensor, lengths: Tensor, count: int) -> Tensor:
     return torch.repeat_interleave(rows, lengths + 1, output_size=count)
 
 
-def _gaps(logits: Tensor, best: Tensor, *, starts: Tensor, accepted: Tensor, counts: list[int]) -> list[list[float]]:
+def _gaps(gap: Tensor, *, starts: Tensor, accepted: Tensor, counts: list[int]) -> list[list[float]]:
     """Top-2 logit gap at each position that gave a token: positions starts[b] .. starts[b] + accepted[b]."""
     total = sum(counts) + len(counts)
     owner = _owner(starts * 0, accepted, total)
     ends = (accepted + 1).cumsum(0)
-    index = starts[owner] + torch.arange(total, device=logits.device) - (ends - accepted - 1)[owner]
-    picked = logits if total == logits.shape[0] else logits[index]
-    column = best if total == logits.shape[0] else best[index]
-    top = picked.gather(1, column[:, None])  # [C, 1]
-    rest = picked.scatter(1, column[:, None], -torch.inf).amax(dim=1)
-    flat = (top[:, 0].float() - rest.float()).tolist()
+    index = starts[owner] + torch.arange(total, device=gap.device) - (ends - accepted - 1)[owner]
+    flat = gap[index].tolist()
     out, at = [], 0
     for count in counts:
         out.append(flat[at : at + count + 1])
