@@ -42,7 +42,7 @@ class Target:
             wide = dtype == "float32" and device == "cpu" and can_pack()
             model = _as_stored(path, trust_remote_code) if wide else None
             if model is None:
-                wide, model = False, _read(path, DTYPES[dtype], trust_remote_code)
+                model = _read(path, DTYPES[dtype], trust_remote_code)
         except Exception as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise TargetError(f"target '{path}' cannot be loaded: {first}") from error
@@ -84,16 +84,15 @@ def _read(path: str | Path, dtype: Any, trust_remote_code: bool) -> Any:
 
 
 def _as_stored(path: str | Path, trust_remote_code: bool) -> Any:
-    """The model in its files' own two-byte dtype, which packs without a float32 copy; None where that is not the same.
+    """The model in its files' own dtype, where widening it to float32 afterwards gives the same model; else None.
 
-    Every two-byte weight is exact in float32. What a model computes for itself when it is built is not: a buffer in a
+    Two-byte weights then pack without a float32 copy. Every two-byte weight is exact in float32. What a model computes for itself when it is built is not: a buffer in a
     two-byte dtype is rounded already.
     """
     model = _read(path, "auto", trust_remote_code)
-    short = {torch.bfloat16, torch.float16}
     buffers = {b.dtype for b in model.buffers() if b.is_floating_point()}
     dtypes = {p.dtype for p in model.parameters()}
-    if not dtypes & short or dtypes - short - {torch.float32} or buffers - {torch.float32}:
+    if dtypes - {torch.bfloat16, torch.float16, torch.float32} or buffers - {torch.float32}:
         return None
     model.config.dtype = torch.float32
     return model

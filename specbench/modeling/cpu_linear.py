@@ -110,13 +110,16 @@ def use_cpu_linears(model: nn.Module, *, keep: Collection[nn.Module] = (), dtype
 
 def _settle(model: nn.Module, dtype: torch.dtype | None) -> None:
     """Copy what is left, in ``dtype``: the mapping of the file it was read from ends, and freed memory goes back."""
-    moved: dict[int, Tensor] = {}
+    moved: dict[tuple[int, torch.Size, tuple[int, ...], torch.dtype], Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         old = tensor.data
         other = dtype is not None and old.is_floating_point() and old.dtype != dtype
-        if old.device.type == "cpu" and old.data_ptr() not in moved:
-            moved[old.data_ptr()] = old.to(dtype) if other else old.clone()
-        tensor.data = moved.get(old.data_ptr(), old)
+        if old.device.type != "cpu":
+            continue
+        key = (old.data_ptr(), old.shape, old.stride(), old.dtype)  # views of one memory may differ in the rest
+        if key not in moved:
+            moved[key] = old.to(dtype) if other else old.clone()
+        tensor.data = moved[key]
     moved.clear()
     give_back_freed()
 
