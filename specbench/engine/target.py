@@ -86,8 +86,8 @@ def _read(path: str | Path, dtype: Any, trust_remote_code: bool) -> Any:
 def _as_stored(path: str | Path, trust_remote_code: bool) -> Any:
     """The model in its files' own dtype, where widening it to float32 afterwards gives the same model; else None.
 
-    Two-byte weights then pack without a float32 copy. Every two-byte weight is exact in float32. What a model computes for itself when it is built is not: a buffer in a
-    two-byte dtype is rounded already.
+    Two-byte weights then pack without a float32 copy. Every two-byte weight is exact in float32. What a model computes
+    for itself when it is built is not: a buffer in a two-byte dtype is rounded already.
     """
     model = _read(path, "auto", trust_remote_code)
     buffers = {b.dtype for b in model.buffers() if b.is_floating_point()}
