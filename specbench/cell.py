@@ -203,6 +203,7 @@ def _published(session: Session, method: str, *, step: Step) -> ResolvedDrafter 
 def _planned_bytes(session: Session, contestant: Contestant, engine: Engine) -> dict[str, int]:
     return {
         "weights_bytes": session.target.weight_bytes,
+        "weights_packed_bytes": session.target.packed_bytes,
         "kv_bytes": engine.pool.bytes(),
         "drafter_bytes": contestant.drafter.state_bytes(),
         "rss_before_target_bytes": session.rss_before_bytes,

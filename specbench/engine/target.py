@@ -9,7 +9,7 @@ import torch
 
 from specbench.errors import TargetError, unknown_name
 from specbench.modeling.causal_lm import PagedLM
-from specbench.modeling.cpu_linear import weight_bytes
+from specbench.modeling.cpu_linear import packed_bytes, weight_bytes
 from specbench.modeling.packed_linear import can_pack
 from specbench.types import TargetView
 
@@ -53,6 +53,11 @@ class Target:
     def weight_bytes(self) -> int:
         """Bytes of all weights in memory, shared ones once, packed forms included."""
         return weight_bytes(self.model)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of these the bytes that a CPU holds in packed form; 0 where nothing is packed."""
+        return packed_bytes(self.model)
 
     def view(self, *, max_rows: int, max_context: int, tokenizer: Any = None, name: str = "") -> TargetView:
         """What a drafter may know."""

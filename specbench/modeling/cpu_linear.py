@@ -126,5 +126,9 @@ def _settle(model: nn.Module, dtype: torch.dtype | None) -> None:
 
 def weight_bytes(model: nn.Module) -> int:
     """Bytes of a model's weights in memory: parameters, shared ones once, and packed forms."""
-    packed = sum(m.packed_bytes for m in model.modules() if isinstance(m, PackedLinear))
-    return packed + sum(p.numel() * p.element_size() for p in model.parameters())
+    return packed_bytes(model) + sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def packed_bytes(model: nn.Module) -> int:
+    """Of these the bytes of packed forms, padding included."""
+    return sum(m.packed_bytes for m in model.modules() if isinstance(m, PackedLinear))

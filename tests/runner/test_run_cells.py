@@ -69,6 +69,7 @@ def test_record_says_what_ran(tiny, tmp_path):
     assert str(tmp_path) not in record.model_dump_json()  # nothing of this machine's folders
     memory = record.provenance["memory"]
     assert memory["weights_bytes"] > 100_000
+    assert memory["weights_packed_bytes"] == 0  # float32 weights of 24 bits do not fit
     assert memory["kv_bytes"] > 0
     assert memory["peak_rss_bytes"] > memory["weights_bytes"]
     assert [sample.task for sample in record.samples] == ["prompts"]
