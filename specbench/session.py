@@ -114,7 +114,7 @@ def choose_dtype(asked: str, *, device: str) -> str:
     """``auto`` is bfloat16 where the device computes in it, else float32: emulated bfloat16 is slower than float32."""
     if asked != "auto":
         return asked
-    from specbench.modeling.cpu_linear import has_native_bfloat16
+    from specbench.kernels.processor import has_native_bfloat16
 
     return "bfloat16" if device.startswith("cuda") or has_native_bfloat16() else "float32"
 

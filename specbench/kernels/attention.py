@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from specbench.kernels.processor import has_native_bfloat16
+
 
 class Group(Protocol):
     """What attention needs to know of a group of rows (see modeling.layout.RowGroup)."""
@@ -18,7 +20,7 @@ class Group(Protocol):
     run: int | None
     kv_length: int
     valid: Tensor | None
-    gathered: dict[tuple[str, tuple[int, ...]], Tensor]
+    gathered: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor]
 
     def mask(self, *, window: int | None, heads: int, dtype: torch.dtype) -> Tensor | None:
         """Additive mask [b, 1, heads * q, kv_length], or None where all is visible."""
@@ -68,14 +70,17 @@ def _attend(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """One group: [b, q, Hq, Dv]."""
+    """One group: [b, q, Hq, Dv]. Where bfloat16 would be emulated its products are taken in float32, rounded once."""
+    dtype = query.dtype
+    if dtype == torch.bfloat16 and query.device.type == "cpu" and not has_native_bfloat16():
+        query = query.float()
     b, width = group.tokens.shape
     num_heads, key_heads = query.shape[1], keys.shape[2]
     shared = num_heads // key_heads
     picked = query[group.span[0] : group.span[1]] if group.span is not None else query[group.tokens.flatten()]
     folded = picked.view(b, width, key_heads, shared, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [b, Hkv, g*q, Dk]
-    k = _context(keys, group, name="keys")
-    v = _context(values, group, name="values")
+    k = _context(keys, group, name="keys", dtype=query.dtype)
+    v = _context(values, group, name="values", dtype=query.dtype)
     mask = group.mask(window=window, heads=shared, dtype=query.dtype)
     if softcap is None:
         out = scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
@@ -83,22 +88,30 @@ def _attend(
         scores = softcap * torch.tanh(folded @ k.transpose(-1, -2) * scale / softcap)
         scores = scores if mask is None else scores + mask
         out = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype) @ v
-    return out.view(b, key_heads, shared, width, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    return out.view(b, key_heads, shared, width, -1).permute(0, 3, 1, 2, 4).flatten(2, 3).to(dtype)
 
 
-def _context(pool: Tensor, group: Group, *, name: str) -> Tensor:
-    """Keys or values of the group's rows: [b, Hkv, L, D]. A view when the only row's pages are one run.
+def _context(pool: Tensor, group: Group, *, name: str, dtype: torch.dtype) -> Tensor:
+    """Keys or values of the group's rows in ``dtype``: [b, Hkv, L, D].
 
-    Gathered rows go to memory that the group keeps for its next layer: taking it from the system anew for every layer
-    costs several times the copy.
+    A view when the only row's pages are one run. Gathered and converted ones go to memory that the group keeps for its
+    next layer: taking it from the system anew for every layer costs several times the copy.
     """
     b, num_pages = group.pages.shape
     if group.run is not None:
-        rows = pool[group.run : group.run + num_pages][None]
+        rows = pool[group.run : group.run + num_pages]
     else:
-        shape = pool.shape[1:]
-        kept = group.gathered.get((name, shape))
-        if kept is None:
-            kept = group.gathered[name, shape] = pool.new_empty(b * num_pages, *shape)
-        rows = torch.index_select(pool, 0, group.pages.flatten(), out=kept).view(b, num_pages, *shape)
-    return rows.flatten(1, 2)[:, : group.kv_length].transpose(1, 2)
+        kept = _kept(group, name, pool, dtype=pool.dtype)
+        rows = torch.index_select(pool, 0, group.pages.flatten(), out=kept)
+    if pool.dtype != dtype:
+        rows = _kept(group, name, pool, dtype=dtype).copy_(rows)
+    return rows.view(b, num_pages, *pool.shape[1:]).flatten(1, 2)[:, : group.kv_length].transpose(1, 2)
+
+
+def _kept(group: Group, name: str, pool: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """[b * P, PAGE, Hkv, D], the same memory for every layer of this shape."""
+    shape = pool.shape[1:]
+    kept = group.gathered.get((name, shape, dtype))
+    if kept is None:
+        kept = group.gathered[name, shape, dtype] = pool.new_empty(group.pages.numel(), *shape, dtype=dtype)
+    return kept

@@ -17,21 +17,13 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
+from specbench.kernels.processor import has_native_bfloat16
 from specbench.modeling.host_memory import give_back_freed
 from specbench.modeling.packed_linear import PackedLinear, can_pack, exact_half
 
 _TILE = 768 * 576  # weight elements converted at a time: 1.8 MB of float32, in the cache until it is multiplied
 _NARROW = 8  # up to this many tokens the product is asked for as weight times rows
 _FROM = 3  # bfloat16: fewer tokens than this are faster in the emulated product, which is bound by memory
-
-
-def has_native_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 itself (AVX-512 BF16, AMX, Arm BF16)."""
-    capability = torch.backends.cpu.get_cpu_capability()
-    if not capability.startswith("AVX"):
-        return True
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(bool(getattr(torch.cpu, name, lambda: False)()) for name in probes)
 
 
 class NarrowLinear(nn.Module):

@@ -42,7 +42,7 @@ class RowGroup:
     kv_length: int
     valid: Tensor | None  # [n] flat indices into [b * q]; None when nothing is padding
     full: bool  # every key is visible to every query (one query at the end of the only row)
-    gathered: dict[tuple[str, tuple[int, ...]], Tensor] = field(default_factory=dict)  # attention's, layer after layer
+    gathered: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = field(default_factory=dict)  # layer after layer
     _masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
 
     def mask(self, *, window: int | None, heads: int, dtype: torch.dtype) -> Tensor | None:

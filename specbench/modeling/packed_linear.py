@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_PIECE = 2048  # columns of a wide product computed at once: they stay in cache until they are put in place
 _SHARED = 1 << 18  # a smaller weight is not worth waking a second thread for
 _BLOCK, _COLUMNS = 512, 16  # how the matrix library tiles a packed weight
 _TOP = 14  # a scaled row's largest entry lies below 2 ** (_TOP + 1), inside the range of half floats
@@ -28,7 +29,7 @@ def can_pack() -> bool:
         warnings.simplefilter("ignore")  # torch says once that these calls may go; this function then says no
         try:
             for packed in (_Alone(torch.ones(8, 8)), _Threaded(torch.ones(8, 8))):
-                packed(torch.ones(1, 8), torch.zeros(8))
+                packed(torch.ones(1, 8), torch.zeros(8), dtype=torch.float32)
         except (AttributeError, RuntimeError):
             return False
     return True
@@ -77,7 +78,7 @@ class PackedLinear(nn.Module):
         self._product = _Threaded(scaled) if threaded else _Alone(scaled)
         self._inverse = None if factor is None else 1.0 / factor  # exact: powers of two
         added = self.bias is not None and factor is None
-        self._added = linear.bias.detach().float() if added else torch.zeros(self.out_features)
+        self._added = linear.bias.detach().float() if added else None
 
     @property
     def packed_bytes(self) -> int:
@@ -95,24 +96,33 @@ class PackedLinear(nn.Module):
         if torch.is_grad_enabled() and self._kept:
             return nn.functional.linear(x, self.weight, self.bias)
         assert not (torch.is_grad_enabled() and x.requires_grad), "packed weights give no gradients"
-        out = self._product(x.float(), self._added)
-        if self._inverse is not None:
-            out = out * self._inverse
-            if self.bias is not None:
-                out = out + self.bias
-        return out.to(self.dtype)
+        if self._inverse is None:
+            return self._product(x.float(), self._added, dtype=self.dtype)
+        out = self._product(x.float(), None, dtype=torch.float32) * self._inverse
+        return (out if self.bias is None else out + self.bias).to(self.dtype)
 
 
 class _Alone:
-    """The product on one thread: the call with the least around it."""
+    """The product on one thread: the call with the least around it, for a wide weight piece by piece."""
 
     def __init__(self, weight: Tensor) -> None:
         """``weight``: float32 [out, in] whose entries half floats hold exactly."""
-        self._packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16(weight)
+        pieces = torch.split(weight, _PIECE) if len(weight) >= 2 * _PIECE else (weight,)
+        self._packed: list[Tensor] = [torch.fbgemm_pack_gemm_matrix_fp16(piece) for piece in pieces]
+        self._width = len(weight)
 
-    def __call__(self, x: Tensor, bias: Tensor) -> Tensor:
-        """float32 [..., in] to float32 [..., out]."""
-        out: Tensor = torch.fbgemm_linear_fp16_weight_fp32_activation(x, self._packed, bias)
+    def __call__(self, x: Tensor, bias: Tensor | None, *, dtype: torch.dtype) -> Tensor:
+        """float32 [..., in] to [..., out] in ``dtype``, which the float32 product is rounded to once."""
+        product = torch.fbgemm_linear_fp16_weight_fp32_activation
+        if len(self._packed) == 1:
+            one: Tensor = product(x, self._packed[0], bias)
+            return one.to(dtype)
+        out = x.new_empty(*x.shape[:-1], self._width, dtype=dtype)
+        first = 0
+        for packed in self._packed:
+            last = min(first + _PIECE, self._width)
+            out[..., first:last] = product(x, packed, None if bias is None else bias[first:last])
+            first = last
         return out
 
 
@@ -122,7 +132,7 @@ class _Threaded:
     def __init__(self, weight: Tensor) -> None:
         self._packed: Any = torch.ops.quantized.linear_prepack_fp16(weight, None)
 
-    def __call__(self, x: Tensor, bias: Tensor) -> Tensor:
-        """float32 [..., in] to float32 [..., out]."""
+    def __call__(self, x: Tensor, bias: Tensor | None, *, dtype: torch.dtype) -> Tensor:
+        """float32 [..., in] to [..., out] in ``dtype``."""
         out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
-        return out.add_(bias)
+        return (out if bias is None else out.add_(bias)).to(dtype)

@@ -6,6 +6,7 @@ from torch import nn
 
 from specbench.memory import resident_bytes
 from specbench.modeling.cpu_linear import NarrowLinear, use_cpu_linears, weight_bytes
+from specbench.modeling.host_memory import give_back_freed
 from specbench.modeling.packed_linear import PackedLinear, can_pack, exact_half
 
 
@@ -157,7 +158,23 @@ def test_packed_bytes_are_what_the_process_grows_by() -> None:
     linear.weight.data = linear.weight.data.bfloat16().float()
     half = exact_half(linear.weight)
     assert half is not None
+    give_back_freed()  # memory that is taken from what was freed before would not count
     before = resident_bytes()
     packed = PackedLinear(linear, *half, keep=True)
     grown = resident_bytes() - before
     assert abs(grown - packed.packed_bytes) < 0.1 * packed.packed_bytes
+
+
+@needs_packing
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wide_weight_is_multiplied_piece_by_piece(dtype: torch.dtype) -> None:
+    linear = nn.Linear(24, 2 * 2048 + 40)  # the last piece is narrower
+    linear.weight.data = linear.weight.data.bfloat16().float()
+    half = exact_half(linear.weight)
+    assert half is not None
+    packed = PackedLinear(linear, *half, keep=False, dtype=dtype)
+    x = torch.randn(2, 3, 24)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            packed(x), linear(x).to(dtype), rtol=1e-5 if dtype == torch.float32 else 8e-3, atol=1e-5
+        )
