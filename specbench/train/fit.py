@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from specbench import provenance, registry
-from specbench.errors import ConfigError, TrainDataError
+from specbench.errors import TrainDataError
 from specbench.interrupt import StopSignal
 from specbench.memory import PeakMemory
 from specbench.resolve import silent_step
@@ -46,8 +46,8 @@ _STATE_BYTES = 4 + 4 + 8 + 4  # a parameter's weight, gradient, two moments and 
 class FitSpec:
     """What `fit` is told beside the recipe. ``target`` None is the recipe's.
 
-    ``data`` is the folder of the features, or with ``online`` the folders of the answers, which then go through the
-    target beside the drafter.
+    ``data`` are the folders of the features, or with ``online`` those of the answers, which then go through the target
+    beside the drafter.
     """
 
     data: tuple[Path, ...]
@@ -81,9 +81,7 @@ def opened(
 ) -> Iterator[tuple[FeatureSource, TargetView]]:
     """Features and the target's tables. Errors: TrainDataError, TargetError, ConfigError."""
     if not spec.online:
-        if len(spec.data) != 1:
-            raise ConfigError("one folder of features is trained on; join the answers in `specbench train features`")
-        source = FeatureStore.open(spec.data[0])
+        source = FeatureStore.open(*spec.data)
         check_target(source, found)
         view = frozen_view(
             found.resolved.path,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench.errors import ConfigError, TrainDataError, unknown_name
-from specbench.train.manifest import read_manifest, sha256_file
+from specbench.train.manifest import fingerprint, read_manifest, sha256_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,45 +125,60 @@ class ShardedArray:
 
 
 class FeatureStore:
-    """A finished store on disk, memory-mapped.
+    """One or several finished stores on disk as one, memory-mapped.
 
     ``token_ids`` [T] int32, ``loss_mask`` [T] bool, ``hidden`` [T, m * d] and ``last_hidden`` [T, d] as bfloat16 bit
     patterns in uint16, ``log_normaliser`` [T] float32: index them with slices or index arrays. ``sequences`` [N + 1]
-    are the row starts, ``taps`` the tapped boundaries in order (`specbench.types.Taps`), ``meta`` the manifest.
+    are the row starts, ``taps`` the tapped boundaries in order (`specbench.types.Taps`), ``meta`` the manifest (the
+    first one's, and the others' content under "joined").
     """
 
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
-        self.folder = folder
+    def __init__(self, parts: Sequence[tuple[Path, dict[str, Any]]]) -> None:
+        (first, manifest), others = parts[0], parts[1:]
         self.meta = {key: value for key, value in manifest.items() if key != "shards"}
-        self.shards = tuple(manifest["shards"])
+        for folder, other in others:
+            _check_alike(manifest, other, folders=(first, folder))
+        if others:
+            self.meta["joined"] = [_content(other) for _, other in others]
+            self.meta["target_tokens"] = sum(int(m.get("target_tokens", 0)) for _, m in parts)
+        self.shards = tuple(shard for _, m in parts for shard in m["shards"])
         self.taps = tuple(int(k) for k in manifest["taps"])
-        arrays = {name: ShardedArray([self._map(shard, name) for shard in self.shards]) for name in ARRAYS}
+        places = [(folder, shard) for folder, m in parts for shard in m["shards"]]
+        arrays = {name: ShardedArray([_map(*place, name) for place in places]) for name in ARRAYS}
         self.token_ids, self.loss_mask = arrays["token_ids"], arrays["loss_mask"]
         self.hidden, self.last_hidden = arrays["hidden"], arrays["last_hidden"]
         self.log_normaliser = arrays["log_normaliser"]
         self.sequences = np.concatenate([[0], np.cumsum(arrays["lengths"][:])]).astype(np.int64)
         self._heldout: NDArray[Any] = np.asarray(arrays["heldout"][:])
         if self.sequences[-1] != len(self.token_ids):
-            raise TrainDataError(f"{folder}: its sequences do not add up to its tokens; delete it and make it again")
+            raise TrainDataError(f"{first}: its sequences do not add up to its tokens; delete it and make it again")
 
     @classmethod
-    def open(cls, folder: str | Path, *, verify: bool = False, unfinished: bool = False) -> Self:
-        """Open a finished store; ``verify`` compares every file with its checksum, which reads it all.
+    def open(cls, *folders: str | Path, verify: bool = False, unfinished: bool = False) -> Self:
+        """Open finished stores, one after the other; ``verify`` compares every file with its checksum: it reads all.
 
         ``unfinished`` takes what shards there are.
 
-        Errors: TrainDataError when it is absent, unfinished, of another version or damaged.
+        Errors: TrainDataError when one is absent, unfinished, of another version or damaged, when one is named twice,
+        or when they are of different targets or taps.
         """
-        path = Path(folder)
-        manifest = read_manifest(path, kind="features", version=STORE_VERSION)
-        if not (manifest["complete"] or unfinished):
-            raise TrainDataError(f"{path} is unfinished; run the command that makes it again, it goes on by itself")
-        if not manifest["shards"]:
-            raise TrainDataError(f"{path} holds no sequences; prepare some data first")
-        if verify:
-            for shard in manifest["shards"]:
-                verify_shard(path, shard)
-        return cls(path, manifest)
+        parts: list[tuple[Path, dict[str, Any]]] = []
+        for folder in folders:
+            path = Path(folder)
+            manifest = read_manifest(path, kind="features", version=STORE_VERSION)
+            if not (manifest["complete"] or unfinished):
+                raise TrainDataError(f"{path} is unfinished; run the command that makes it again, it goes on by itself")
+            if not manifest["shards"]:
+                raise TrainDataError(f"{path} holds no sequences; prepare some data first")
+            if verify:
+                for shard in manifest["shards"]:
+                    verify_shard(path, shard)
+            same = [other for other, found in parts if _content(found) == _content(manifest)]
+            if same:
+                raise TrainDataError(f"{path} holds the same features as {same[0]}; name them once")
+            parts.append((path, manifest))
+        assert parts, "at least one folder is given"
+        return cls(parts)
 
     @property
     def num_tokens(self) -> int:
@@ -198,19 +213,38 @@ class FeatureStore:
             log_normaliser=tensor(self.log_normaliser).to(device),
         )
 
-    def _map(self, shard: dict[str, Any], name: str) -> NDArray[Any]:
-        path = self.folder / shard["name"] / f"{name}.npy"
-        try:
-            found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise TrainDataError(f"{path} cannot be read ({error}); run `specbench train features` again") from error
-        rows = shard["sequences"] if name in ("lengths", "heldout") else shard["tokens"]
-        if found.dtype != ARRAYS[name] or found.shape[0] != rows:
+
+def _map(folder: Path, shard: dict[str, Any], name: str) -> NDArray[Any]:
+    path = folder / shard["name"] / f"{name}.npy"
+    try:
+        found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise TrainDataError(f"{path} cannot be read ({error}); run `specbench train features` again") from error
+    rows = shard["sequences"] if name in ("lengths", "heldout") else shard["tokens"]
+    if found.dtype != ARRAYS[name] or found.shape[0] != rows:
+        raise TrainDataError(
+            f"{path} holds {found.dtype} [{found.shape[0]}], expected {ARRAYS[name]} [{rows}]; "
+            "delete the shard's folder and run `specbench train features` again"
+        )
+    return found
+
+
+def _content(manifest: dict[str, Any]) -> str:
+    """What a store holds, by the checksums of its shards."""
+    return fingerprint([shard["sha256"] for shard in manifest["shards"]])
+
+
+def _check_alike(ours: dict[str, Any], theirs: dict[str, Any], *, folders: tuple[Path, Path]) -> None:
+    """Errors: TrainDataError when two stores do not hold the same states of the same weights."""
+    for name, what in (("taps", "taps"), ("hidden_size", "width"), ("target", "target")):
+        one, other = ours.get(name), theirs.get(name)
+        if name == "target" and isinstance(one, dict) and isinstance(other, dict):
+            one, other = one.get("weights_sha256"), other.get("weights_sha256")
+        if one != other:
             raise TrainDataError(
-                f"{path} holds {found.dtype} [{found.shape[0]}], expected {ARRAYS[name]} [{rows}]; "
-                "delete the shard's folder and run `specbench train features` again"
+                f"{folders[1]} has {what} {other}, {folders[0]} has {one}; features of one target with the same taps "
+                "can be trained on together"
             )
-        return found
 
 
 def split_of(heldout: NDArray[Any], name: str) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from support_targets import FAMILIES, tiny_model
 from specbench.engine.target import Target
 from specbench.errors import CapacityError, ConfigError, TrainDataError, UnknownNameError
 from specbench.train import manifest as manifests
+from specbench.train.bind import data_hash
 from specbench.train.features import FeatureForward, default_taps, make_features
 from specbench.train.online import OnlineFeatures
 from specbench.train.shards import TokenData
@@ -248,3 +250,36 @@ def test_damage_is_found_by_checksum(made: Path, tmp_path: Path) -> None:
     victim.write_bytes(bytes(data[:200]))
     with pytest.raises(TrainDataError, match=r"hidden.npy cannot be read"):
         FeatureStore.open(copy)
+
+
+def test_several_stores_are_read_as_one(made: Path) -> None:
+    run_prepare(made, out="more", seed=5)
+    make_features(spec(made, out="more-features", data=(made / "more",)))
+    one, two = FeatureStore.open(made / "features"), FeatureStore.open(made / "more-features")
+    both = FeatureStore.open(made / "features", made / "more-features", verify=True)
+    assert both.num_tokens == one.num_tokens + two.num_tokens
+    for name in ("train", "heldout"):
+        assert list(both.split(name)) == [*one.split(name), *(two.split(name) + one.num_sequences)]
+    last = two.num_sequences - 1
+    mine, theirs = both.gather([1, one.num_sequences + last]), (one.gather([1]), two.gather([last]))
+    assert torch.equal(mine.hidden, torch.cat([b.hidden for b in theirs]))
+    assert torch.equal(mine.token_ids, torch.cat([b.token_ids for b in theirs]))
+    assert both.meta["target_tokens"] == one.meta["target_tokens"] + two.meta["target_tokens"]
+    hashes = {data_hash(store) for store in (one, two, both, FeatureStore.open(made / "features"))}
+    assert len(hashes) == 3
+
+
+def test_stores_that_do_not_go_together_are_refused(made: Path) -> None:
+    with pytest.raises(TrainDataError, match=r"holds the same features as .*; name them once"):
+        FeatureStore.open(made / "features", made / "features")
+    make_features(spec(made, out="other-taps", taps=(0, 2)))
+    with pytest.raises(TrainDataError, match=r"has taps \[0, 2\], .* has \[1, 2\]"):
+        FeatureStore.open(made / "features", made / "other-taps")
+    shutil.copytree(made / "features", made / "other-target")
+    path = made / "other-target" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["target"]["weights_sha256"] = "0" * 64
+    manifest["shards"] = manifest["shards"][:-1]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(TrainDataError, match="has target 0000"):
+        FeatureStore.open(made / "features", made / "other-target")
