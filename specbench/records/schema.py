@@ -11,17 +11,21 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 from pydantic_core import PydanticSerializationError
 
 from specbench.errors import RecordError
 from specbench.types import Estimate
 
-SCHEMA_VERSION = 1
-HISTORY = {1: "the first: one JSON document a cell, rounds in a parquet file beside it"}
+SCHEMA_VERSION = 2
+HISTORY = {
+    1: "the first: one JSON document a cell, rounds in a parquet file beside it",
+    2: "telemetry and draft_vocabulary, each absent where there is nothing to say; records of 1 are read as they are",
+}
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Strict(BaseModel):
@@ -42,13 +46,13 @@ class EstimateRow(_Strict):
     """A `types.Estimate` as JSON."""
 
     metric: str
-    value: Annotated[float, Field(allow_inf_nan=False)]
+    value: Finite
     unit: str
     n: Annotated[int, Field(ge=0)]
     n_of: str
     scope: dict[str, str] = {}
-    low: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    high: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    low: Finite | None = None
+    high: Finite | None = None
     interval: str | None = None
 
     @classmethod
@@ -143,10 +147,60 @@ class Failure(_Strict):
     where: str | None = None
 
 
+class Reading(_Strict):
+    """One quantity of the device over its samples: their mean, the least and the most."""
+
+    unit: str
+    mean: Finite
+    least: Finite
+    most: Finite
+    samples: Annotated[int, Field(ge=1)]
+
+
+class Telemetry(_Strict):
+    """What the device's driver said during the measured window; what it does not tell is absent and named.
+
+    The window runs from ``start_s`` to ``end_s``, seconds since the run's origin: the measured part of the run, as far
+    as it was sampled. ``throttled`` gives the share of samples that showed each reason (idling is none), None where
+    the driver tells of no reasons. ``energy_j`` is the device's whole energy in the window, idle time included.
+    """
+
+    source: str  # "nvml"
+    device: str
+    period_s: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    start_s: Finite
+    end_s: Finite
+    samples: Annotated[int, Field(ge=0)]
+    tokens: Annotated[int, Field(ge=0)]  # output tokens that became visible in the window
+    readings: dict[str, Reading] = {}
+    throttled: dict[str, Annotated[float, Field(ge=0, le=1)]] | None = None
+    energy_j: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    energy_from: Literal["counter", "power"] | None = None  # the driver's own counter, or power over the samples
+    unsupported: list[str] = []
+    lost: str | None = None  # why sampling ended before the run did
+
+
+class DraftVocabulary(_Strict):
+    """How much of the text a drafter with a reduced vocabulary could name: tokens committed in measured rounds."""
+
+    size: Annotated[int, Field(ge=1)]
+    target_size: Annotated[int, Field(ge=1)]
+    committed: Annotated[int, Field(ge=0)]
+    inside: Annotated[int, Field(ge=0)]
+
+    @property
+    def share(self) -> float | None:
+        """Share of the committed tokens that it can name, None where nothing was committed."""
+        return self.inside / self.committed if self.committed else None
+
+
+ADDED = ("telemetry", "draft_vocabulary")  # since version 1: left out of the document where there is none
+
+
 class Record(_Strict):
     """One cell of a run. Everything but ``run_id`` is hashed into it."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 2
     run_id: RunId
     cell_key: str  # hash of the resolved spec: repeats of a cell share it
     metrics_version: str
@@ -170,6 +224,14 @@ class Record(_Strict):
     rounds: RoundsFile | None = None
     baseline: RunId | None = None  # the run that speed-ups were computed against
     error: Failure | None = None
+    telemetry: Telemetry | None = None
+    draft_vocabulary: DraftVocabulary | None = None
+
+    @model_serializer(mode="wrap")
+    def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What was added later is left out where it is None, so that an older record is written as it was read."""
+        found: dict[str, Any] = plain(self)
+        return {name: value for name, value in found.items() if value is not None or name not in ADDED}
 
     def find(self, metric: str, **scope: str) -> EstimateRow | None:
         """The estimate with exactly this scope, or None."""

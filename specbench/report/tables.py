@@ -10,25 +10,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from specbench.records.schema import EstimateRow, Record
+from specbench.records.schema import Record
+from specbench.report import numbers
+from specbench.report.numbers import ABSENT
 
-ABSENT = "-"
 _VERDICT_STYLE = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
 _BARS = " ▁▂▃▄▅▆▇█"
-
-
-def _bounded(row: EstimateRow | None, digits: int = 2) -> str:
-    """Value with its interval."""
-    if row is None:
-        return ABSENT
-    value = f"{row.value:.{digits}f}"
-    if row.low is None or row.high is None:
-        return value
-    return f"{value} [{row.low:.{digits}f},{row.high:.{digits}f}]"  # no space inside: it must not break there
-
-
-def _milliseconds(row: EstimateRow | None) -> str:
-    return ABSENT if row is None else f"{row.value * 1000:.2f}"
 
 
 def _verdict(record: Record) -> Text:
@@ -88,13 +75,13 @@ def summary(records: Sequence[Record], *, with_histogram: bool = False) -> Rende
 
 def _cells(record: Record, scope: dict[str, str], *, with_histogram: bool) -> list[str | Text]:
     def time(metric: str) -> str:
-        return _milliseconds(record.find(metric, **scope, steps="decode", stat="mean"))
+        return numbers.milliseconds(record.find(metric, **scope, steps="decode", stat="mean"))
 
     speed = record.find("decode_tokens_per_s", **scope)
     cells: list[str | Text] = [
-        _bounded(record.find("tau", **scope)),
-        ABSENT if speed is None else f"{speed.value:.1f}",
-        _bounded(record.find("speed_up", **scope)),
+        numbers.bounded(record.find("tau", **scope)),
+        numbers.number(speed),
+        numbers.bounded(record.find("speed_up", **scope)),
         time("T_draft"),
         time("T_verify"),
         time("T_other"),
@@ -181,7 +168,7 @@ def _positions(record: Record) -> RenderableType:
     for k in range(1, record.draft_length + 1):
         rows = [record.find(metric, k=str(k)) for metric in ("survival", "conditional")]
         if any(row is not None for row in rows):
-            table.add_row(str(k), *(_bounded(row, 3) for row in rows))
+            table.add_row(str(k), *(numbers.bounded(row) for row in rows))
     return table if table.rows else Text("")
 
 
@@ -196,8 +183,9 @@ def _estimates(record: Record) -> RenderableType:
         if any(name in row.scope for name in hidden) or row.metric in ("survival", "conditional"):
             continue
         scope = ", ".join(f"{name} {value}" for name, value in row.scope.items())
-        bounds = "" if row.low is None or row.high is None else f"[{row.low:.4g}, {row.high:.4g}]"
-        table.add_row(row.metric, scope, f"{row.value:.5g}", row.unit, bounds, f"{row.n} {row.n_of}")
+        low, high = row.low, row.high
+        bounds = "" if low is None or high is None else f"[{numbers.general(low)}, {numbers.general(high)}]"
+        table.add_row(row.metric, scope, numbers.general(row.value), row.unit, bounds, f"{row.n} {row.n_of}")
     return table
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support_records import make_record
 
 from specbench.errors import RecordError
-from specbench.records import schema
+from specbench.records import schema, store
 from specbench.records.schema import HISTORY, SCHEMA_VERSION, EstimateRow
 from specbench.types import Estimate
 
@@ -45,7 +45,7 @@ def test_an_edited_record_no_longer_answers_to_its_name() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2}, "upgrade specbench-llm"),
+        ({"schema_version": SCHEMA_VERSION + 1}, "upgrade specbench-llm"),
         ({"schema_version": 0}, "no schema version"),
         ({"schema_version": None}, "no schema version"),
         ({"surprise": 1}, "surprise"),
@@ -107,3 +107,29 @@ def test_find_wants_the_exact_scope() -> None:
     assert second is not None
     assert (first.value, second.value) == (1, 2)
     assert record.find("tau", k="2") is None
+
+
+OLD = Path(__file__).parent.parent / "data" / "record-schema-1.json"
+
+
+def test_a_record_of_the_first_version_still_loads_and_is_written_as_it_was(tmp_path: Path) -> None:
+    """The file was written by the version that knew schema 1 alone."""
+    text = OLD.read_text(encoding="utf-8")
+    old = store.read(OLD)
+    assert old.schema_version == 1
+    assert (old.telemetry, old.draft_vocabulary) == (None, None)
+    again = store.write(tmp_path, old)
+    assert again.read_text(encoding="utf-8") == text
+    assert store.read(again) == old
+
+
+def test_what_a_later_version_added_is_absent_where_there_is_none() -> None:
+    plain = document()
+    assert not set(schema.ADDED) & set(plain)
+    assert "drafter" in plain  # None or not, the first version's fields are always there
+    vocabulary = {"size": 5, "target_size": 8, "committed": 40, "inside": 30}
+    record = make_record(draft_vocabulary=vocabulary)
+    assert record.draft_vocabulary is not None
+    assert record.draft_vocabulary.share == 0.75
+    assert schema.parse(document(draft_vocabulary=vocabulary), where="here") == record
+    assert record.run_id != make_record().run_id
