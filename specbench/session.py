@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from specbench import provenance, registry
@@ -60,33 +61,86 @@ class Session:
         return replace(view, stop_ids=frozenset()) if self.spec.ignore_eos else view
 
 
-def open_session(spec: RunSpec, *, step: Step = silent_step) -> Session:
+@dataclass(slots=True)
+class TargetShelf:
+    """What was loaded last, kept for the sessions that follow: those that share a target load it once.
+
+    One target at a time: the one before is let go before the next is loaded. ``loads`` and ``load_s`` count.
+    """
+
+    loads: int = 0
+    load_s: float = 0.0
+    notes: list[str] = field(default_factory=list)  # what was warned of while the target on the shelf was loaded
+    rss_before_bytes: int = 0
+    _found: dict[tuple[str, bool], tuple[ResolvedModel, Any]] = field(default_factory=dict)
+    _key: tuple[str, str, str, bool] | None = None
+    _target: Target | None = None
+
+    def find(self, spec: RunSpec, *, step: Step) -> tuple[ResolvedModel, Any]:
+        """The target's folder and its tokenizer. Errors: TargetError, UnknownNameError, CapacityError."""
+        key = (spec.target, spec.trust_remote_code)
+        if key not in self._found:
+            resolved = resolve_target(spec.target, progress=step, trust_remote_code=spec.trust_remote_code)
+            self._found[key] = (resolved, _load_tokenizer(resolved.path, spec.trust_remote_code))
+        return self._found[key]
+
+    def load(self, spec: RunSpec, resolved: ResolvedModel, *, dtype: str, device: str, step: Step) -> Target:
+        """The target itself. Errors: TargetError, CapacityError."""
+        key = (str(resolved.path), dtype, device, spec.trust_remote_code)
+        if self._target is not None and self._key == key:
+            return self._target
+        self.clear()
+        from specbench.memory import resident_bytes
+
+        _quiet_loading()
+        self.rss_before_bytes, start_s = resident_bytes(), perf_counter()
+        name = resolved.path.name if resolved.source == "folder" else spec.target
+        with warnings.catch_warnings(record=True) as caught, step(f"loading {name} ({dtype}, {device})"):
+            warnings.simplefilter("always", UserWarning)
+            target = Target.load(resolved.path, dtype=dtype, device=device, trust_remote_code=spec.trust_remote_code)
+        self.notes = [str(w.message) for w in caught if w.category is UserWarning]
+        self.loads, self.load_s = self.loads + 1, self.load_s + perf_counter() - start_s
+        self._key, self._target = key, target
+        return target
+
+    def clear(self) -> None:
+        """Let the target go. Sessions that hold it must be gone too before its memory is free."""
+        if self._target is None:
+            return
+        self._key, self._target = None, None
+        import gc
+
+        import torch
+
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def open_session(spec: RunSpec, *, step: Step = silent_step, shelf: TargetShelf | None = None) -> Session:
     """Load tasks, target and prompts, in the order in which faults are cheapest to find.
 
-    Errors: UnknownNameError, TaskError, TargetError, ConfigError, CapacityError.
+    A target on the ``shelf`` is taken from there. Errors: UnknownNameError, TaskError, TargetError, ConfigError,
+    CapacityError.
     """
-    from specbench.memory import resident_bytes
-
+    shelf = TargetShelf() if shelf is None else shelf
     device = choose_device(spec.device)
     dtype = choose_dtype(spec.dtype, device=device)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         tasks = [load_task(name) for name in spec.tasks]
         conversations = _interleave(tasks, limit=spec.num_prompts, seed=spec.seed)
-        resolved = resolve_target(spec.target, progress=step, trust_remote_code=spec.trust_remote_code)
-        renderer = Renderer(_load_tokenizer(resolved.path, spec.trust_remote_code), thinking=spec.thinking)
+        resolved, tokenizer = shelf.find(spec, step=step)
+        renderer = Renderer(tokenizer, thinking=spec.thinking)
         prompts = PromptSet(conversations, renderer, tasks=tuple((t.name, t.version) for t in tasks))
         stated = _stated_context(resolved.config)
         if stated is not None:
             prompts.check_fits(context_limit=stated)
         threads = spec.threads or provenance.default_threads()
         _set_threads(threads)
-        _quiet_loading()
-        before = resident_bytes()
-        with step(f"loading {resolved.path.name if resolved.source == 'folder' else spec.target} ({dtype}, {device})"):
-            target = Target.load(resolved.path, dtype=dtype, device=device, trust_remote_code=spec.trust_remote_code)
+        target = shelf.load(spec, resolved, dtype=dtype, device=device, step=step)
     prompts.check_fits(context_limit=target.context_limit)
-    notes = [str(w.message) for w in caught if w.category is UserWarning] + list(resolved.notes)
+    notes = [*(str(w.message) for w in caught if w.category is UserWarning), *shelf.notes, *resolved.notes]
     return Session(
         spec=spec,
         resolved=resolved,
@@ -97,7 +151,7 @@ def open_session(spec: RunSpec, *, step: Step = silent_step) -> Session:
         dtype=dtype,
         threads=threads,
         notes=tuple(dict.fromkeys(notes)),
-        rss_before_bytes=before,
+        rss_before_bytes=shelf.rss_before_bytes,
     )
 
 
