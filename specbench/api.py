@@ -135,7 +135,21 @@ class Clock(Protocol):
 
 
 class Arrivals(Protocol):
-    """A load pattern."""
+    """A load pattern under way: when conversations start, in seconds since the load began.
+
+    A module ``specbench.workloads.NAME`` sets ``PLUGIN`` to a class made with (concurrency=, options=, seed=) whose
+    ``Options`` is the pydantic class of its options.
+    """
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether arrivals come by their own times, and never wait for a completion."""
+        ...
+
+    @property
+    def think_time_s(self) -> float:
+        """Seconds from the end of an answer to the same user's next request; 0 where users do not think."""
+        ...
 
     def due(self, now_s: float, *, in_flight: int) -> int:
         """How many further requests have arrived by ``now_s``."""

@@ -19,6 +19,7 @@ from specbench.resolve import ResolvedDrafter, find_target, resolve_drafter
 from specbench.session import Session, Step
 from specbench.types import Prompt, Request, RunTrace, Status
 from specbench.workloads.driver import DriveProgress, Outcome, Skipped, drive
+from specbench.workloads.patterns import load_options, open_load
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
         max_context=session.limits.max_context,
         synthetic=spec.synthetic_for(contestant.draft_length),
         causal=contestant.policy.causal,
+        load=load_options(spec.workload, spec.load).described(),
         backend="engine",
         inputs=inputs,
         **{name: getattr(spec, name) for name in _COPIED},
@@ -91,7 +93,7 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
 
 _COPIED = (
     "num_prompts", "max_new_tokens", "ignore_eos", "thinking", "temperature", "top_p", "top_k", "seed", "workload",
-    "concurrency", "warmup", "kv_memory", "prefill_chunk",
+    "mix", "concurrency", "warmup", "kv_memory", "prefill_chunk",
 )  # fmt: skip
 
 
@@ -132,7 +134,7 @@ def measure_cell(
             engine,
             conversations=session.prompts.prompts,
             build=build,
-            arrivals=registry.load("workloads", spec.workload)(concurrency=spec.concurrency),
+            arrivals=open_load(spec.workload, concurrency=spec.concurrency, options=spec.load, seed=spec.seed),
             clock=clock,
             warmups=session.prompts.warmups(spec.warmup * spec.concurrency, limits=session.limits),
             on_progress=on_progress,

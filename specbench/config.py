@@ -8,22 +8,25 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from specbench.config_values import geometric_rate, parse_bytes, parse_pairs, parse_value, read_toml
 from specbench.errors import ConfigError, unknown_name
 from specbench.types import Sampling
+
+__all__ = [
+    "BASELINE", "STARTER_TASKS", "CellSpec", "MethodSpec", "Model", "RunSpec", "apply_sets", "build_run",
+    "geometric_rate", "parse_bytes", "parse_method", "parse_pairs", "parse_value", "read_toml", "validated",
+]  # fmt: skip
 
 BASELINE = "vanilla"
 STARTER_TASKS = ("starter-math", "starter-code", "starter-chat")
 
 _ALIAS = re.compile(r"^(mtp)-(\d+)$")  # the field writes MTP-1 for one draft a cycle
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -53,16 +56,6 @@ def parse_method(text: str) -> MethodSpec:
     if not name or (colon and not length.isdecimal()):
         raise ConfigError(f"method '{text}' is not NAME or NAME:k with k drafts a cycle; write for example ngram:5")
     return MethodSpec(name=name.replace("_", "-"), draft_length=int(length) if colon else None)
-
-
-def parse_bytes(text: object) -> int:
-    """A size: bytes, or a number with kB, MB, GB, KiB, MiB, GiB. Errors: ValueError."""
-    if isinstance(text, int) and not isinstance(text, bool):
-        return text
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
-    if not found or found[2].lower() not in _UNITS:
-        raise ValueError(f"'{text}' is not a size; write for example 2GiB or 512MiB")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def _methods(value: object) -> object:
@@ -99,7 +92,9 @@ class RunSpec(_Strict):
     are those of the methods by name, ``drafters`` their checkpoints. ``kv_memory`` None sizes the cache to the run,
     ``max_context`` None sizes the longest sequence to the prompts, ``num_prompts`` None ("all") takes every one.
     Policies that plan by cost read ``cost_table`` (None: what 'specbench profile' left for this target and machine);
-    ``calibration`` is a file, "off", or "auto": the one beside the drafter where there is one.
+    ``calibration`` is a file, "off", or "auto": the one beside the drafter where there is one. ``load`` holds the
+    options of the load pattern ``workload``; ``concurrency`` is the row limit, in a closed loop the users too.
+    ``mix`` weighs the tasks, each named as in ``tasks``; empty takes as many prompts of each.
     """
 
     methods: Annotated[tuple[MethodSpec, ...], BeforeValidator(_methods), Field(min_length=1)]
@@ -123,6 +118,8 @@ class RunSpec(_Strict):
     top_k: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     workload: str = "closed"
+    load: dict[str, Any] = {}
+    mix: dict[str, Annotated[float, Field(gt=0)]] = {}
     concurrency: Annotated[int, Field(ge=1)] = 1
     warmup: Annotated[int, Field(ge=0)] = 1
     baseline: bool = True
@@ -145,6 +142,7 @@ class RunSpec(_Strict):
             raise ValueError(f"{BASELINE} drafts nothing; drop its draft length")
         if len(set(self.tasks)) != len(self.tasks):
             raise ValueError("a task is listed twice; list it once")
+        self._check_mix()
         if self.synthetic_tau is not None and self.synthetic_rates is not None:
             raise ValueError("synthetic_tau and synthetic_rates both force the acceptance; give one")
         named = {method.name for method in self.methods} | {BASELINE}
@@ -153,6 +151,14 @@ class RunSpec(_Strict):
                 if name not in named:
                     raise ValueError(f"{kind} names the method '{name}', which is not run; add --method {name}")
         return self
+
+    def _check_mix(self) -> None:
+        for name in self.mix:
+            if name not in self.tasks:
+                raise ValueError(f"mix weighs '{name}', which is no task of this run: {', '.join(self.tasks)}")
+        for name in self.tasks:
+            if self.mix and name not in self.mix:
+                raise ValueError(f"mix gives the task '{name}' no weight; give it one, or leave the task out")
 
     @property
     def sampling(self) -> Sampling:
@@ -195,25 +201,6 @@ class RunSpec(_Strict):
         return method.draft_length if method.draft_length is not None else self.draft_length
 
 
-def geometric_rate(tau: float, *, draft_length: int) -> float:
-    """The rate a with 1 + a + a^2 + ... + a^k = tau, by bisection: acceptance falls geometrically with position.
-
-    Errors: ConfigError when tau is above k + 1.
-    """
-    if tau > draft_length + 1:
-        raise ConfigError(
-            f"synthetic tau {tau:g} is out of reach with {draft_length} drafts a cycle: at most {draft_length + 1}"
-        )
-    if tau in (1, draft_length + 1):
-        return float(tau > 1)
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        reached = sum(middle**k for k in range(draft_length + 1))
-        low, high = (middle, high) if reached < tau else (low, middle)
-    return (low + high) / 2
-
-
 class CellSpec(_Strict):
     """One cell, fully resolved: all that decides its numbers. Names of folders are replaced by hashes.
 
@@ -237,6 +224,8 @@ class CellSpec(_Strict):
     top_k: int | None
     seed: int
     workload: str
+    load: dict[str, Any] = {}  # options of the load pattern that are not at their defaults
+    mix: dict[str, float] = {}
     concurrency: int
     warmup: int
     dtype: str
@@ -250,30 +239,15 @@ class CellSpec(_Strict):
     backend: str
     inputs: dict[str, str]
 
+    def document(self) -> dict[str, Any]:
+        """As kept in a record. Empty ``load`` and ``mix`` are left out: cells older than they keep their key."""
+        plain = self.model_dump(mode="json")
+        return {name: value for name, value in plain.items() if value or name not in ("load", "mix")}
+
     def key(self) -> str:
         """Content address of the cell: 16 hex digits, equal exactly when every field is."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A run's TOML file. Errors: ConfigError naming the file and the line."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}; correct that place") from error
-
-
-def parse_value(text: str) -> Any:
-    """A value of ``--set``: TOML syntax where it is that (numbers, booleans, lists), else the text itself."""
-    if "\n" in text:
-        return text
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _assign(document: dict[str, Any], path: Sequence[str], value: Any, *, text: str) -> None:
@@ -310,25 +284,30 @@ def _listed(document: Mapping[str, Any]) -> tuple[MethodSpec, ...]:
 def build_run(
     *, config: Path | None = None, sets: Iterable[str] = (), flags: Mapping[str, Any] | None = None
 ) -> RunSpec:
-    """The run from a TOML file, then ``--set``, then flags; a flag that is None was not given.
+    """The run from a TOML file, then ``--set``, then flags; a flag that is None was not given, ``rate`` is load.rate.
 
     Errors: ConfigError or UnknownNameError, one line.
     """
     document = read_toml(config) if config is not None else {}
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     drafters = given.pop("drafters", {})
+    load = {"rate": given.pop("rate")} if "rate" in given else {}
     document.update(given)  # the methods, so that --set can name them
     apply_sets(document, sets)
     document.update(given)  # and once more, because flags win
-    if drafters and isinstance(document.setdefault("drafters", {}), dict):
-        document["drafters"].update(drafters)
+    for name, entries in (("drafters", drafters), ("load", load)):
+        if entries and isinstance(document.setdefault(name, {}), dict):
+            document[name].update(entries)
     if "methods" not in document:
         raise ConfigError("no method is named; give --method, for example --method ngram")
     return validated(RunSpec, document)
 
 
-def validated(model: type[Model], document: Mapping[str, Any]) -> Model:
-    """The document as a model. Errors: ConfigError with the first fault, UnknownNameError for an unknown key."""
+def validated(model: type[Model], document: Mapping[str, Any], *, section: str = "", word: str = "setting") -> Model:
+    """The document as a model. Errors: ConfigError with the first fault, UnknownNameError for an unknown key.
+
+    ``section`` leads the names of settings in errors ("load": load.rate); an unknown one is called a ``word``.
+    """
     try:
         return model.model_validate(dict(document))
     except ValidationError as error:
@@ -336,7 +315,8 @@ def validated(model: type[Model], document: Mapping[str, Any]) -> Model:
     first = faults[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        raise unknown_name("setting", where, model.model_fields)
+        raise unknown_name(word, where, model.model_fields)
+    where = ".".join(part for part in (section, where) if part)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     if first["type"] == "missing":
         raise ConfigError(f"{where} is missing; give it{more}")
@@ -346,16 +326,3 @@ def validated(model: type[Model], document: Mapping[str, Any]) -> Model:
     seen = repr(first["input"])
     seen = seen if len(seen) <= 60 else f"{seen[:57]}..."
     raise ConfigError(f"{where}: {says[:1].lower()}{says[1:]}, not {seen}; correct it{more}")
-
-
-def parse_pairs(texts: Iterable[str], *, flag: str) -> dict[str, str]:
-    """``NAME=VALUE`` texts of a repeatable flag as a dictionary. Errors: ConfigError for another shape or a repeat."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not name or not equals or not value:
-            raise ConfigError(f"{flag} '{text}' is not NAME=PATH; write for example {flag} mtp=path/to/checkpoint")
-        if name in pairs:
-            raise ConfigError(f"{flag} gives '{name}' twice; give it once")
-        pairs[name] = value
-    return pairs

@@ -22,6 +22,7 @@ from specbench.records.schema import AlarmRow, EstimateRow, Failure, Identity, R
 from specbench.report.recompute import verdict_row
 from specbench.session import Session
 from specbench.types import Status
+from specbench.workloads.patterns import load_label
 
 SAMPLES = 3
 ACCEPTANCE_RULE = "exact rejection sampling; the target's argmax at temperature 0"
@@ -101,7 +102,7 @@ class Recorder:
             "command": list(self.command),
             "method": spec.method,
             "draft_length": spec.draft_length,
-            "spec": spec.model_dump(mode="json"),
+            "spec": spec.document(),
             "provenance": {**self.machine, **_causality(spec, self.machine), "memory": memory},
             "target": Identity(
                 name=session.name,
@@ -182,7 +183,7 @@ def _comparability(session: Session, cell: PlannedCell, machine: dict[str, Any])
         "ignore_eos": spec.ignore_eos,
         "dtype": spec.dtype,
         "engine": "specbench",
-        "load": f"{spec.workload}:{spec.concurrency}",
+        "load": load_label(spec.workload, concurrency=spec.concurrency, load=spec.load),
         "metrics_version": METRICS_VERSION,
         "timing": {
             "hardware": str(machine.get("device_name", provenance.UNKNOWN)),

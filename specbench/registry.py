@@ -30,7 +30,7 @@ KINDS = {
     "drafters": Kind("method", "specbench_drafters", frozenset({"formats", "weights", "training"})),
     "tasks": Kind("task", "specbench_tasks", frozenset({"data"})),
     "metrics": Kind("metric", "specbench.metrics"),
-    "workloads": Kind("load pattern", "specbench.workloads", frozenset({"driver"})),
+    "workloads": Kind("load pattern", "specbench.workloads", frozenset({"driver", "patterns"})),
     "backends": Kind("backend", "specbench.backends"),
     "policies": Kind("policy", "specbench.engine.policies"),
     "formats": Kind("checkpoint tool", "specbench_drafters.formats"),

@@ -20,6 +20,7 @@ from specbench.records.schema import Record
 from specbench.resolve import silent_step
 from specbench.session import Session, Step, open_session
 from specbench.workloads.driver import DriveProgress
+from specbench.workloads.patterns import load_options
 
 INTERRUPTED = 130  # what a shell gives a process that Ctrl-C ended
 TABLE = "estimates.csv"
@@ -76,14 +77,14 @@ OnResult = Callable[[CellResult], None]
 
 
 def check_names(spec: RunSpec) -> None:
-    """Refuse unknown methods, options, policies and load patterns before anything is loaded or measured.
+    """Refuse unknown methods, policies, load patterns and options of these before anything is loaded or measured.
 
-    Errors: UnknownNameError with the nearest name.
+    Errors: UnknownNameError with the nearest name; ConfigError for a bad option of the load pattern.
     """
     for method in spec.methods:
         _check_name("drafters", method.name)
     _check_name("policies", spec.policy_parts[0])
-    _check_name("workloads", spec.workload)
+    load_options(spec.workload, spec.load)
     for name, options in spec.options.items():
         check_options(name, options)
 

@@ -53,7 +53,14 @@ Thinking = Annotated[
 ]
 Concurrency = Annotated[
     int | None,
-    Option("--concurrency", "-c", help="Users with one outstanding request each. [1]", rich_help_panel=_LOAD),
+    Option("--concurrency", "-c", help="Rows at most; users of a closed loop. [1]", rich_help_panel=_LOAD),
+]
+Workload = Annotated[
+    str | None,
+    Option("--workload", help="closed, poisson, gamma, burst, trace; --set load.x=y [closed]", rich_help_panel=_LOAD),
+]
+Rate = Annotated[
+    float | None, Option("--rate", help="Requests a second of an open loop: load.rate.", rich_help_panel=_LOAD)
 ]
 
 Temperature = Annotated[float | None, Option("--temperature", help="0 is greedy. [0]", rich_help_panel=_SAMPLING)]

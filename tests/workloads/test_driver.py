@@ -11,7 +11,7 @@ from specbench.errors import CapacityError
 from specbench.metrics._all import compute_all
 from specbench.metrics._identities import check_identities
 from specbench.types import Prompt, Request, Sampling, Status
-from specbench.workloads.closed import closed_loop
+from specbench.workloads.closed import ClosedLoop
 from specbench.workloads.driver import drive
 
 
@@ -69,7 +69,7 @@ def run(script: Script, prompts, *, users=1, arrivals=None, builder=None, **more
     clock = FakeClock()
     backend = ScriptedBackend(script, clock=clock)
     builder = builder or Builder()
-    arrivals = arrivals or closed_loop(concurrency=users)
+    arrivals = arrivals or ClosedLoop(concurrency=users)
     return drive(backend, conversations=prompts, build=builder, arrivals=arrivals, clock=clock, **more), builder
 
 

@@ -1,0 +1,31 @@
+"""Options of a load pattern: what the user may set, what a record keeps of it, and which prompts it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from specbench.types import Prompt
+
+
+class LoadOptions(BaseModel):
+    """Base of every pattern's options; its fields are the options, and unknown ones are refused.
+
+    A default means the pattern without that feature, so that options at their defaults need not be named.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def described(self) -> dict[str, Any]:
+        """What decides the arrivals, as kept in a record: JSON values, defaults and this machine's paths left out."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    def inputs(self) -> Mapping[str, str]:
+        """SHA-256 of every file that was read, by what it is."""
+        return {}
+
+    def arrange(self, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+        """The conversations of the run in the order in which they arrive, from those of its tasks."""
+        return tuple(prompts)
