@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 
 from specbench.errors import ConfigError
 
@@ -278,7 +279,7 @@ def _nearest(space: Space, failing: Sequence[Probe]) -> str:
 def _inversions(ordered: Sequence[Probe]) -> Iterator[Flag]:
     """Loads that pass above ones that fail, and figures that get better with load by more than noise."""
     found: list[str] = []
-    for lower, upper in zip(ordered, ordered[1:]):
+    for lower, upper in pairwise(ordered):
         if upper.passed and not lower.passed:
             found.append(f"{upper.load:g} passes and {lower.load:g} does not")
         for name in lower.bounds.keys() & upper.bounds.keys():
@@ -308,7 +309,7 @@ def _noise(top: Probe, above: Sequence[Probe]) -> Iterator[Flag]:
 
 
 def _cliffs(last: Probe, first: Probe) -> Iterator[Flag]:
-    """Whether the level is lost by a jump: a figure gets worse, or throughput falls, faster than load alone explains."""
+    """Whether the level is lost by a jump: a figure gets worse, or throughput falls, faster than the load explains."""
     growth = first.load / last.load
     found = []
     for name in last.bounds.keys() & first.bounds.keys():
