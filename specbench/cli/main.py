@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from specbench.cli import calibrate, catalogue, inspect, profile, records, run_command, train, train_fit
+from specbench.cli import calibrate, catalogue, inspect, profile, records, run_command, train, train_fit, train_plan
 from specbench.errors import SpecbenchError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 train.app.command("fit")(train_fit.fit)
 train.app.command("export")(train_fit.export)
+train.app.command("plan")(train_plan.plan)
 app.add_typer(train.app, name="train")
 
 

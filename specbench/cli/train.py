@@ -155,6 +155,9 @@ def check(
             "--evaluation", metavar="TASK|FILE", help="Compare with; repeatable (default: every task that can be had)."
         ),
     ] = None,
+    mark: Annotated[
+        Path | None, Option("--mark", metavar="FILE", help="Write what was found here once nothing is wrong.")
+    ] = None,
 ) -> None:
     """Prove that no evaluation prompt and no held-out prompt is in what is trained on; exit code 1 if one is."""
     from specbench.resolve import rich_step
@@ -172,6 +175,13 @@ def check(
         typer.echo(f"{len(found.faults)} faults: do not train on this")
         raise typer.Exit(1)
     typer.echo("no evaluation prompt and no held-out prompt is in what is trained on")
+    if mark is not None:
+        import json
+        from dataclasses import asdict
+
+        from specbench.train.manifest import write_durably
+
+        write_durably(mark, json.dumps(asdict(found), indent=1).encode() + b"\n")
 
 
 def parse_numbers(text: str, *, flag: str) -> list[int]:

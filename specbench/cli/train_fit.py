@@ -47,11 +47,11 @@ def fit(
         from specbench.train.recipe import read_recipe
 
         wanted = read_recipe(recipe, sets=sets or [])
-        folders = tuple(_given(data, "--data"))
-        spec = FitSpec(folders, _given(out, "--out"), online, target, device, threads, trust_remote_code)
+        folders = tuple(given(data, "--data"))
+        spec = FitSpec(folders, given(out, "--out"), online, target, device, threads, trust_remote_code)
         run_stage(wanted, spec, screen=screen, step=rich_step)
 
-    _resumable(work)
+    resumable(work)
 
 
 def export(
@@ -75,11 +75,11 @@ def export(
 
         if dtype not in ("bfloat16", "float32"):
             raise unknown_name("dtype", dtype, ("bfloat16", "float32"))
-        folders = tuple(_given(data, "--data"))
+        folders = tuple(given(data, "--data"))
         spec = ExportSpec(run, folders, out, dtype, online, target, device, threads, trust_remote_code)  # type: ignore[arg-type]
         run_stage(spec, screen=screen, step=rich_step)
 
-    _resumable(work)
+    resumable(work)
 
 
 def _list_recipes() -> None:
@@ -90,7 +90,8 @@ def _list_recipes() -> None:
         typer.echo(f"{name:<28}{found.method} for {found.target}; {found.note}")
 
 
-def _given(value: T | None, flag: str) -> T:
+def given(value: T | None, flag: str) -> T:
+    """The value of a flag that a command needs. Errors: ConfigError."""
     if value is None:
         from specbench.errors import ConfigError
 
@@ -98,7 +99,7 @@ def _given(value: T | None, flag: str) -> T:
     return value
 
 
-def _resumable(work: Any) -> None:
+def resumable(work: Any) -> None:
     """Run a stage; Ctrl-C says how to go on instead of a traceback."""
     from specbench.cli.train import Terminal
 
