@@ -42,6 +42,10 @@ class RecordError(SpecbenchError):
     """A record or results folder cannot be read, written or reproduced."""
 
 
+class NewerSchemaError(RecordError):
+    """A record was written by a newer version of this tool, whose meaning is not known here."""
+
+
 class TrainDataError(SpecbenchError):
     """Training data or features cannot be read, are unfinished, damaged or belong to other settings."""
 

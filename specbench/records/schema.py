@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 from pydantic_core import PydanticSerializationError
 
-from specbench.errors import RecordError
+from specbench.errors import NewerSchemaError, RecordError
 from specbench.types import Estimate
 
 SCHEMA_VERSION = 2
@@ -283,7 +283,7 @@ def parse(document: object, *, where: str) -> Record:
     if not isinstance(version, int) or version < 1:
         raise RecordError(f"{where}: no schema version, seen {version!r}; it is no record of this tool")
     if version > SCHEMA_VERSION:
-        raise RecordError(
+        raise NewerSchemaError(
             f"{where}: written with record schema {version}, this version reads up to {SCHEMA_VERSION}; "
             "upgrade specbench-llm"
         )
