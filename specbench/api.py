@@ -41,6 +41,8 @@ class Drafter(Protocol):
 
     State lives in tensors indexed by slot. ``commit`` is the only rollback point: what ``propose`` wrote beyond the
     committed length must be harmless afterwards. A module ``specbench_drafters/NAME.py`` sets ``PLUGIN`` to its class.
+    One that can name a part of the vocabulary only has an attribute ``id_map`` with the target ids [Vd] that it can:
+    the record then says how much of the text they cover.
     """
 
     taps: Taps

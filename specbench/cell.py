@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +12,15 @@ from specbench import registry
 from specbench.backends.engine import Contestant, build_contestant, build_engine
 from specbench.checkpoints import packaged_for
 from specbench.config import BASELINE, CellSpec, MethodSpec
+from specbench.coverage import draft_vocabulary
 from specbench.engine.clock import WallClock
 from specbench.engine.engine import Engine
 from specbench.memory import PeakMemory
 from specbench.planning import PlanningInputs, gather, origin
+from specbench.records.schema import DraftVocabulary, Telemetry
 from specbench.resolve import ResolvedDrafter, find_target, resolve_drafter
 from specbench.session import Session, Step
+from specbench.telemetry import open_sampler
 from specbench.types import Prompt, Request, RunTrace, Status
 from specbench.workloads.driver import DriveProgress, Outcome, Skipped, drive
 from specbench.workloads.patterns import load_options, open_load
@@ -45,6 +49,8 @@ class Measurement:
     prompt_ids: dict[str, tuple[int, ...]]
     memory: dict[str, Any]
     notes: tuple[str, ...]
+    telemetry: Telemetry | None = None
+    vocabulary: DraftVocabulary | None = None
 
 
 def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCell:
@@ -130,23 +136,27 @@ def measure_cell(
             clock=clock,
             synthetic=cell.spec.synthetic,
         )
-        outcome = drive(
-            engine,
-            conversations=session.prompts.prompts,
-            build=build,
-            arrivals=open_load(spec.workload, concurrency=spec.concurrency, options=spec.load, seed=spec.seed),
-            clock=clock,
-            warmups=session.prompts.warmups(spec.warmup * spec.concurrency, limits=session.limits),
-            on_progress=on_progress,
-            stop=stop,
-        )
+        with open_sampler(session.device, clock=clock) or nullcontext() as sampler:
+            outcome = drive(
+                engine,
+                conversations=session.prompts.prompts,
+                build=build,
+                arrivals=open_load(spec.workload, concurrency=spec.concurrency, options=spec.load, seed=spec.seed),
+                clock=clock,
+                warmups=session.prompts.warmups(spec.warmup * spec.concurrency, limits=session.limits),
+                on_progress=on_progress,
+                stop=stop,
+            )
     status = Status.INTERRUPTED if outcome.interrupted else outcome.trace.status
+    trace = replace(outcome.trace, status=status)
     return Measurement(
-        trace=replace(outcome.trace, status=status),
+        trace=trace,
         skipped=outcome.skipped,
         prompt_ids=sent,
         memory={**memory.facts(), **_planned_bytes(session, contestant, engine)},
         notes=_notes(session, outcome, [str(w.message) for w in caught if w.category is UserWarning]),
+        telemetry=sampler.summary(trace) if sampler is not None else None,
+        vocabulary=draft_vocabulary(contestant.drafter, trace, vocab_size=session.target.vocab_size),
     )
 
 

@@ -9,6 +9,7 @@ from specbench.cell import Measurement
 from specbench.engine.control import noise_floor
 from specbench.engine.target import Target
 from specbench.metrics._all import compute_all
+from specbench.metrics._recorded import recorded_estimates
 from specbench.metrics.alarms import Alarm, find_alarms, prompt_alarms
 from specbench.metrics.losslessness import Losslessness, Outcome, verdict
 from specbench.types import Estimate, RequestTrace, Status
@@ -45,8 +46,10 @@ def judge(cell: Measurement, *, control: Measurement | None, target: Target, syn
     elif control is not None:
         found, note = _verdict(cell, control, target)
         notes += [note] if note is not None else []
+    computed = compute_all(cell.trace, baseline=control.trace if control is not None else None)
+    recorded = recorded_estimates(cell.trace, telemetry=cell.telemetry, vocabulary=cell.vocabulary)
     return Judgement(
-        estimates=tuple(compute_all(cell.trace, baseline=control.trace if control is not None else None)),
+        estimates=(*computed, *recorded),
         losslessness=found,
         alarms=(*prompt_alarms(cell.prompt_ids), *find_alarms(cell.trace)),
         notes=tuple(notes),

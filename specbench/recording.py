@@ -67,6 +67,8 @@ class Recorder:
             notes=notes,
             rounds=described,
             baseline=baseline,
+            telemetry=measured.telemetry,
+            draft_vocabulary=measured.vocabulary,
         )
         return record, data
 
@@ -83,6 +85,7 @@ class Recorder:
             status=str(Status.FAILED),
             notes=[*self.session.notes, *self.warnings],
             rounds=described,
+            telemetry=measured.telemetry if measured is not None else None,
             error=Failure(kind=type(error).__name__, message=one_line(error), where=_where(error)),
         )
         return record, data

@@ -49,7 +49,9 @@ class DraftModelDrafter:
         self._cached = [0] * target.max_rows
         self._history = torch.zeros(target.max_rows, target.max_context + 1, dtype=torch.int64, device=target.device)
         self._stop_ids = torch.tensor(sorted(target.stop_ids), dtype=torch.int64, device=target.device)
-        self._width = min(self.lm.vocab_size, nameable(target, id_map=None))
+        known = nameable(target, id_map=None)
+        self._width = min(self.lm.vocab_size, known)
+        self.id_map = torch.arange(self._width) if self._width < known else None
         warn_if_shorter(self.max_context, target=target)
 
     @classmethod

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from specbench.metrics._measured import Measured, steps_by_number
-from specbench.types import RequestTrace, RoundTrace, RunTrace, StepTrace
+from specbench.types import RequestTrace, RoundTrace, RunTrace, Status, StepTrace
 
 
 def rounds_by_request(trace: RunTrace) -> dict[str, list[RoundTrace]]:
@@ -21,6 +21,22 @@ def emissions(request: RequestTrace, rounds: list[RoundTrace]) -> list[tuple[flo
     """(seconds since the run's origin, tokens) of each emission: the prefill's token, then each round's."""
     sizes = [1] * request.first_token + [entry.committed for entry in rounds]
     return list(zip(request.token_times_s, sizes, strict=True))
+
+
+def tokens_between(trace: RunTrace, start_s: float, end_s: float) -> int:
+    """Output tokens that became visible in (start, end], the prefill's included.
+
+    Tokens of every request that did not fail count, partial requests and warm-up ones included: the machine made them
+    then.
+    """
+    rounds = rounds_by_request(trace)
+    return sum(
+        size
+        for request in trace.requests
+        if request.status != Status.FAILED
+        for at, size in emissions(request, rounds[request.id])
+        if start_s < at <= end_s
+    )
 
 
 def pure_decode(step: StepTrace) -> bool:

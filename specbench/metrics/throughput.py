@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.metrics._bootstrap import INTERVAL, cluster_sums, interval, ratio_estimate
-from specbench.metrics._emissions import decode_costs, emissions, pure_decode, rounds_by_request
+from specbench.metrics._emissions import decode_costs, pure_decode, tokens_between
 from specbench.metrics._group import MetricGroup
 from specbench.metrics._measured import Floats, Measured, Scope, clusters, measured, steps_by_number
 from specbench.types import Estimate, RequestTrace, RunTrace, Status
@@ -50,15 +50,7 @@ def steady_window(trace: RunTrace) -> Window | None:
     if not full or admissions[-1] <= full[0]:
         return None
     start, end = full[0], admissions[-1]
-    rounds = rounds_by_request(trace)
-    tokens = sum(
-        size
-        for request in trace.requests
-        if request.status != Status.FAILED
-        for at, size in emissions(request, rounds[request.id])
-        if start < at <= end
-    )
-    return Window(start_s=start, end_s=end, tokens=tokens)
+    return Window(start_s=start, end_s=end, tokens=tokens_between(trace, start, end))
 
 
 def failed_share(trace: RunTrace) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from specbench.errors import RecordError
 from specbench.metrics import METRICS_VERSION
 from specbench.metrics._all import compute_all
 from specbench.metrics._identities import check_identities
+from specbench.metrics._recorded import recorded_estimates
 from specbench.metrics.alarms import find_alarms
 from specbench.metrics.losslessness import Losslessness, verdict
 from specbench.records import store
@@ -59,7 +60,13 @@ def recompute(folder: Path, run_id: str) -> list[Estimate]:
     path = store.find(folder, run_id)
     record = store.read(path)
     _same_definitions(record)
-    return compute_all(_trace_of(path, record), baseline=_other(folder, record.baseline))
+    return _computed(folder, record, _trace_of(path, record))
+
+
+def _computed(folder: Path, record: Record, trace: RunTrace) -> list[Estimate]:
+    """From the rounds, the baseline's rounds, and the blocks of the record itself."""
+    recorded = recorded_estimates(trace, telemetry=record.telemetry, vocabulary=record.draft_vocabulary)
+    return [*compute_all(trace, baseline=_other(folder, record.baseline)), *recorded]
 
 
 def _same_definitions(record: Record) -> None:
@@ -79,7 +86,7 @@ def verify_record(folder: Path, run_id: str) -> list[str]:
     record = store.read(path)
     _same_definitions(record)
     trace = _trace_of(path, record)
-    found = _estimate_differences(record, compute_all(trace, baseline=_other(folder, record.baseline)))
+    found = _estimate_differences(record, _computed(folder, record, trace))
     stated, seen = {alarm.name for alarm in record.alarms}, {alarm.name for alarm in find_alarms(trace)}
     found += [f"alarm '{name}': not in the record" for name in sorted(seen - stated)]
     stated_verdict = record.verdict
