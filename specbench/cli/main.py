@@ -6,7 +6,18 @@ import sys
 
 import typer
 
-from specbench.cli import calibrate, catalogue, inspect, profile, records, run_command, train, train_fit, train_plan
+from specbench.cli import (
+    calibrate,
+    catalogue,
+    compare,
+    inspect,
+    profile,
+    records,
+    run_command,
+    train,
+    train_fit,
+    train_plan,
+)
 from specbench.errors import SpecbenchError
 
 app = typer.Typer(
@@ -25,6 +36,7 @@ app.command("inspect")(inspect.inspect)
 app.command("export")(inspect.export)
 app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
+app.command("compare")(compare.compare)
 train.app.command("fit")(train_fit.fit)
 train.app.command("export")(train_fit.export)
 train.app.command("plan")(train_plan.plan)

@@ -1,0 +1,153 @@
+"""What a comparison is between: the runs behind a file, a run id or a folder, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench.errors import RecordError
+from specbench.records import keys, store
+from specbench.records.schema import Record, digest
+from specbench.report.tables import method_label
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A record and the folder that it and its rounds lie in."""
+
+    record: Record
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Repeats of one row, oldest first: they differ in seed and time alone."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def record(self) -> Record:
+        """The first run's record, which speaks for all."""
+        return self.runs[0].record
+
+    @property
+    def label(self) -> str:
+        """``ngram:5``, with the policy where it is not the plain one."""
+        policy = str(self.record.spec.get("policy") or "fixed")
+        label = method_label(self.record)
+        return label if policy.partition(":")[0] == "fixed" else f"{label} {policy}"
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """What tells rows of one folder apart: label, load, tasks and sampling."""
+        spec = self.record.spec
+        chosen = [f"{name}={spec.get(name)}" for name in ("tasks", "temperature", "top_p", "top_k", "max_new_tokens")]
+        return self.label, str(self.record.comparability.get("load")), " ".join(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The rows behind one name, and what was left out of them."""
+
+    name: str
+    arms: tuple[Arm, ...]
+    notes: tuple[str, ...]
+
+
+def find_arms(name: str, *, folder: Path) -> Found:
+    """The rows behind a record's file, a run id in ``folder`` (or its beginning), or a folder.
+
+    Runs that failed or left no rounds are noted and left out. Errors: RecordError when nothing usable is there.
+    """
+    given, notes = Path(name), []
+    if given.is_dir():
+        paths = store.record_files(given)
+    else:
+        paths = [given if given.suffix == ".json" or given.is_file() else store.find(folder, name)]
+    rows: dict[str, list[Run]] = {}
+    for path in paths:
+        try:
+            record = store.read(path)
+        except RecordError as error:
+            if not given.is_dir():
+                raise
+            notes.append(f"left out: {error}")
+            continue
+        if record.status != "ok" or record.rounds is None:
+            why = record.error.message if record.error is not None else "it left no rounds"
+            notes.append(f"left out: run {record.run_id} ({method_label(record)}) is {record.status}: {why}")
+            continue
+        rows.setdefault(_row(record), []).append(Run(record, path.parent))
+    if not rows:
+        reason = f": {notes[0]}" if notes else ""
+        raise RecordError(f"{name} holds no finished run{reason}; name a record, a run id or a folder with records")
+    arms = [Arm(tuple(sorted(runs, key=lambda run: (run.record.created, run.record.run_id)))) for runs in rows.values()]
+    return Found(name, tuple(sorted(arms, key=lambda arm: arm.place)), tuple(notes))
+
+
+def _row(record: Record) -> str:
+    """What runs of one row share: all but the seed, and the sample of prompts that was drawn with it."""
+    spec = {name: value for name, value in record.spec.items() if name not in ("seed", "inputs")}
+    inputs = record.spec.get("inputs") or {}
+    kept = {name: value for name, value in inputs.items() if name not in ("rendering", "prompt_set")}
+    key: dict[str, Any] = {**record.comparability, "prompt_set": record.comparability["prompt_set"].get("count")}
+    key["rendering"] = {name: value for name, value in key["rendering"].items() if name != "dataset"}
+    weights = record.drafter.sha256 if record.drafter is not None else None
+    return digest([record.method, record.draft_length, weights, spec, kept, key])
+
+
+def paired_runs(first: Arm, second: Arm) -> tuple[list[tuple[Run, Run]], list[str]]:
+    """Runs with the same seed, the oldest with the oldest, and notes on runs without a partner."""
+    ours, theirs = by_seed(first), by_seed(second)
+    pairs = [pair for seed in sorted(ours.keys() & theirs.keys()) for pair in zip(ours[seed], theirs[seed])]
+    left = [(arm.label, len(arm.runs) - len(pairs)) for arm in (first, second)]
+    return pairs, [f"{count} runs of {label} have no partner with their seed" for label, count in left if count]
+
+
+def by_seed(arm: Arm) -> dict[int, list[Run]]:
+    """Runs of a row by their seed, oldest first."""
+    found: dict[int, list[Run]] = {}
+    for run in arm.runs:
+        found.setdefault(int(run.record.spec.get("seed", 0)), []).append(run)
+    return found
+
+
+def paired_arms(first: Found, second: Found) -> tuple[list[tuple[Arm, Arm]], list[str]]:
+    """Which row is compared with which, and notes on those without a partner.
+
+    One row on each side is a pair, whatever the methods; else rows are paired by method, policy, load, tasks and
+    sampling. Errors: RecordError when no row has a partner, or more than one.
+    """
+    if len(first.arms) == len(second.arms) == 1:
+        return [(first.arms[0], second.arms[0])], []
+    ours, theirs = _by_place(first), _by_place(second)
+    pairs = [(arm, theirs[place]) for place, arm in ours.items() if place in theirs]
+    if not pairs:
+        raise RecordError(
+            f"no row of {first.name} has a partner in {second.name} with the same method, policy, load, tasks and "
+            f"sampling; name two runs to compare different methods ({_listed(first.arms)} against "
+            f"{_listed(second.arms)})"
+        )
+    alone = [(first.name, arm) for place, arm in ours.items() if place not in theirs]
+    alone += [(second.name, arm) for place, arm in theirs.items() if place not in ours]
+    return pairs, [f"no partner for {arm.label} at {arm.place[1]} of {name}" for name, arm in alone]
+
+
+def _by_place(found: Found) -> dict[tuple[str, str, str], Arm]:
+    rows: dict[tuple[str, str, str], Arm] = {}
+    for arm in found.arms:
+        other = rows.setdefault(arm.place, arm)
+        if other is not arm:
+            differ = keys.row_differences(other.record, arm.record)
+            raise RecordError(
+                f"{found.name} holds two rows of {arm.label} at {arm.place[1]} ({other.record.run_id} and "
+                f"{arm.record.run_id}: {'; '.join(differ[:3])}); name the run to compare"
+            )
+    return rows
+
+
+def _listed(arms: Sequence[Arm]) -> str:
+    shown = [f"{arm.label} at {arm.place[1]}" for arm in arms]
+    return ", ".join(shown[:4]) + (", ..." if len(shown) > 4 else "")
