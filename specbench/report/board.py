@@ -223,18 +223,18 @@ def facts_of(record: Record) -> dict[str, str]:
     }
 
 
-def contestant(record: Record) -> str:
-    """What must agree for two runs of a group to be repeats: method, length, weights, settings without the seed."""
+def contestant_in_group(record: Record) -> str:
+    """What two runs share that are repeats: group, method, length, weights, and settings but for the seed."""
     spec = {name: value for name, value in record.spec.items() if name != "seed"}
     weights = record.drafter.sha256 if record.drafter is not None else None
-    return digest([record.method, record.draft_length, weights, spec])
+    return digest([record.comparability_sha256, record.method, record.draft_length, weights, spec])
 
 
 def _mark_repeats(rows: Sequence[Row]) -> None:
     """Of several runs of one contestant the newest that may be ranked is; the others say so."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(contestant(row.record), []).append(row)
+        found.setdefault(contestant_in_group(row.record), []).append(row)
     for same in found.values():
         newest: Row | None = None
         for row in sorted(same, key=lambda row: (row.record.created, row.record.run_id), reverse=True):
