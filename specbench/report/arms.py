@@ -10,6 +10,7 @@ from typing import Any
 from specbench.errors import RecordError
 from specbench.records import keys, store
 from specbench.records.schema import Record, digest
+from specbench.report.series import family_key
 from specbench.report.tables import method_label
 
 
@@ -79,7 +80,7 @@ def find_arms(name: str, *, folder: Path) -> Found:
             why = record.error.message if record.error is not None else "it left no rounds"
             notes.append(f"left out: run {record.run_id} ({method_label(record)}) is {record.status}: {why}")
             continue
-        rows.setdefault(_row(record), []).append(Run(record, path.parent))
+        rows.setdefault(row_key(record), []).append(Run(record, path.parent))
     if not rows:
         reason = f": {notes[0]}" if notes else ""
         raise RecordError(f"{name} holds no finished run{reason}; name a record, a run id or a folder with records")
@@ -87,12 +88,16 @@ def find_arms(name: str, *, folder: Path) -> Found:
     return Found(name, tuple(sorted(arms, key=lambda arm: arm.place)), tuple(notes))
 
 
-def _row(record: Record) -> str:
-    """What runs of one row share: all but the seed, and the sample of prompts that was drawn with it."""
-    spec = {name: value for name, value in record.spec.items() if name not in ("seed", "inputs")}
+def row_key(record: Record, *, without: Sequence[str] = ()) -> str:
+    """What runs of one row share: all but the seed, and the sample of prompts that was drawn with it.
+
+    ``without`` are further fields of the spec to leave out; with one of them, the load and the row limit are too.
+    """
+    spec = {name: value for name, value in record.spec.items() if name not in ("seed", "inputs", *without)}
     inputs = record.spec.get("inputs") or {}
     kept = {name: value for name, value in inputs.items() if name not in ("rendering", "prompt_set")}
-    key: dict[str, Any] = {**record.comparability, "prompt_set": record.comparability["prompt_set"].get("count")}
+    key: dict[str, Any] = family_key(record) if without else dict(record.comparability)
+    key["prompt_set"] = key["prompt_set"].get("count")
     key["rendering"] = {name: value for name, value in key["rendering"].items() if name != "dataset"}
     weights = record.drafter.sha256 if record.drafter is not None else None
     return digest([record.method, record.draft_length, weights, spec, kept, key])
