@@ -136,12 +136,15 @@ def measure_cell(
             clock=clock,
             synthetic=cell.spec.synthetic,
         )
+        arrivals = open_load(
+            spec.workload, concurrency=spec.concurrency, options=spec.load, seed=spec.seed, planned=cell.spec.load
+        )
         with open_sampler(session.device, clock=clock) or nullcontext() as sampler:
             outcome = drive(
                 engine,
                 conversations=session.prompts.prompts,
                 build=build,
-                arrivals=open_load(spec.workload, concurrency=spec.concurrency, options=spec.load, seed=spec.seed),
+                arrivals=arrivals,
                 clock=clock,
                 warmups=session.prompts.warmups(spec.warmup * spec.concurrency, limits=session.limits),
                 on_progress=on_progress,

@@ -19,6 +19,8 @@ from specbench.errors import ConfigError, TargetError
 from specbench.prompting import Limits, PromptSet, Renderer
 from specbench.resolve import ResolvedModel, resolve_target, silent_step
 from specbench.types import Prompt, TargetView
+from specbench.workloads._mix import mixed
+from specbench.workloads.patterns import load_options
 
 Step = Callable[[str], AbstractContextManager[object]]
 """Entered around each long step with a text for the user."""
@@ -129,7 +131,7 @@ def open_session(spec: RunSpec, *, step: Step = silent_step, shelf: TargetShelf 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         tasks = [load_task(name) for name in spec.tasks]
-        conversations = _interleave(tasks, limit=spec.num_prompts, seed=spec.seed)
+        conversations = load_options(spec.workload, spec.load).arrange(_conversations(spec, tasks))
         resolved, tokenizer = shelf.find(spec, step=step)
         renderer = Renderer(tokenizer, thinking=spec.thinking)
         prompts = PromptSet(conversations, renderer, tasks=tuple((t.name, t.version) for t in tasks))
@@ -184,12 +186,19 @@ def load_task(name: str) -> Task:
     return named
 
 
-def _interleave(tasks: Sequence[Task], *, limit: int | None, seed: int) -> tuple[Prompt, ...]:
-    """The first prompt of every task, then the second of every task, ...: domains are mixed through the whole run."""
+def _conversations(spec: RunSpec, tasks: Sequence[Task]) -> Sequence[Prompt]:
+    """Which prompts and in which order: the tasks in turn, or in the mix that is asked for."""
     names = [task.name for task in tasks]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two tasks are called '{name}'; rename one of the files")
+    if spec.mix:
+        return mixed(dict(zip(spec.tasks, tasks)), spec.mix, limit=spec.num_prompts, seed=spec.seed)
+    return _interleave(tasks, limit=spec.num_prompts, seed=spec.seed)
+
+
+def _interleave(tasks: Sequence[Task], *, limit: int | None, seed: int) -> tuple[Prompt, ...]:
+    """The first prompt of every task, then the second of every task, ...: domains are mixed through the whole run."""
     columns = [task.prompts(limit=limit, seed=seed) for task in tasks]
     return tuple(prompt for prompt in chain.from_iterable(zip_longest(*columns)) if prompt is not None)
 

@@ -325,6 +325,7 @@ class RunTrace:
     concurrency: int
     wall_s: float
     status: str = Status.OK
+    paced: bool = False  # requests came at a pace of their own (an open loop, users who think): rows may stay free
 
 
 @dataclass(frozen=True, slots=True)

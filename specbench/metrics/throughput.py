@@ -5,13 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
 from specbench.metrics._bootstrap import INTERVAL, cluster_sums, interval, ratio_estimate
 from specbench.metrics._emissions import decode_costs, pure_decode, tokens_between
 from specbench.metrics._group import MetricGroup
-from specbench.metrics._measured import Floats, Measured, Scope, clusters, measured, steps_by_number
+from specbench.metrics._measured import Floats, Measured, Scope, clusters, is_measured, measured, steps_by_number
 from specbench.types import Estimate, RequestTrace, RunTrace, Status
 
 MAX_FAILED_SHARE = 0.01  # above it a row is invalid
@@ -38,15 +39,25 @@ def _full_load(requests: Sequence[RequestTrace], moments: Sequence[float], rows:
     return [at for at in moments if bisect_right(admitted, at) - bisect_right(finished, at) >= rows]
 
 
+def _after_first(trace: RunTrace, moments: Sequence[float]) -> list[float]:
+    """The moments since a measured request has been served to its end: by then a whole service time of others came."""
+    ended = [r.finish_s for r in trace.requests if is_measured(r) and r.finish_s is not None]
+    return [at for at in moments if at >= min(ended, default=inf)]
+
+
 def steady_window(trace: RunTrace) -> Window | None:
     """From the first admission of a measured request at full load to the last admission (metrics.md, "Time and load").
 
-    Full load is ``concurrency`` requests in flight, warm-up ones included. Tokens of every request that did not fail
-    count while they fall inside, partial requests and the tail of warm-up ones included: the machine made them then.
-    None where full load is never reached or the window is empty.
+    Full load is ``concurrency`` requests in flight, warm-up ones included. Where requests come at a pace of their own
+    it may never take all rows: there it is reached when the first measured request has been served to its end. Tokens
+    of every request that did not fail count while they fall inside, partial requests and the tail of warm-up ones
+    included: the machine made them then. None where full load is never reached or the window is empty.
     """
     admissions = sorted(r.admitted_s for r in trace.requests if not r.warmup and r.admitted_s is not None)
-    full = _full_load(trace.requests, admissions, trace.concurrency)
+    if trace.paced:
+        full = _after_first(trace, admissions)
+    else:
+        full = _full_load(trace.requests, admissions, trace.concurrency)
     if not full or admissions[-1] <= full[0]:
         return None
     start, end = full[0], admissions[-1]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LAYOUT = 1
-_RUN_FIELDS = ("method", "draft_length", "concurrency", "wall_s", "status")
+_RUN_FIELDS = ("method", "draft_length", "concurrency", "wall_s", "status", "paced")
+_LATER = {"paced": False}  # what files from before a field meant
 _TABLES: dict[str, type[RequestTrace] | type[RoundTrace] | type[StepTrace]] = {
     "request": RequestTrace,
     "round": RoundTrace,
@@ -126,7 +127,7 @@ def _trace(table: pa.Table, run: dict[str, Any]) -> RunTrace:
         rounds=tuple(rows["round"]),
         steps=tuple(rows["step"]),
         sampling=Sampling(**run["sampling"]),
-        **{name: run[name] for name in _RUN_FIELDS},
+        **{name: (_LATER | run)[name] for name in _RUN_FIELDS},
     )
 
 

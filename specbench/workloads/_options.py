@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -19,12 +19,8 @@ class LoadOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def described(self) -> dict[str, Any]:
-        """What decides the arrivals, as kept in a record: JSON values, defaults and this machine's paths left out."""
+        """What decides the arrivals, as kept in a record: JSON values, defaults left out, files by their content."""
         return self.model_dump(mode="json", exclude_defaults=True)
-
-    def inputs(self) -> Mapping[str, str]:
-        """SHA-256 of every file that was read, by what it is."""
-        return {}
 
     def arrange(self, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
         """The conversations of the run in the order in which they arrive, from those of its tasks."""

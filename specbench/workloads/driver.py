@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specbench.api import Arrivals, Backend, Clock
 from specbench.errors import CapacityError
@@ -52,6 +53,15 @@ class _Talk:
     output: list[int] = field(default_factory=list)
 
 
+@dataclass(order=True, slots=True)
+class _Pause:
+    """A user who thinks until ``end_s`` and then goes on: with the next turn, or (None) with another conversation."""
+
+    end_s: float
+    number: int  # order of beginning, for equal ends
+    talk: _Talk | None = field(compare=False)
+
+
 @dataclass(slots=True)
 class _State:
     """What is in flight while one cell is driven."""
@@ -59,13 +69,25 @@ class _State:
     waiting: deque[Prompt]
     total: int
     talks: dict[str, _Talk] = field(default_factory=dict)  # by the id of the outstanding request
+    pauses: list[_Pause] = field(default_factory=list)  # a heap
+    rested_s: deque[float] = field(default_factory=deque)  # since when users without a conversation could start one
     skipped: list[Skipped] = field(default_factory=list)
+    pauses_begun: int = 0
     done: int = 0
     tokens: int = 0
 
-    def skip_rest(self, talk: _Talk, *, first: int, reason: str) -> None:
-        for turn in range(first, len(talk.prompt.turns)):
-            self.skipped.append(Skipped(talk.prompt.task, talk.prompt.id, turn, reason))
+    @property
+    def unfinished(self) -> bool:
+        """Whether anything is still to be asked or answered; a user who only thinks is no work."""
+        return bool(self.waiting or self.talks) or any(pause.talk is not None for pause in self.pauses)
+
+    def pause(self, end_s: float, talk: _Talk | None) -> None:
+        heapq.heappush(self.pauses, _Pause(end_s, self.pauses_begun, talk))
+        self.pauses_begun += 1
+
+    def skip_rest(self, prompt: Prompt, *, first: int, reason: str) -> None:
+        for turn in range(first, len(prompt.turns)):
+            self.skipped.append(Skipped(prompt.task, prompt.id, turn, reason))
             self.done += 1
 
 
@@ -83,22 +105,25 @@ def drive(
     """Run all conversations to their end, or until ``stop`` says so, and close the backend.
 
     Warm-up requests run first and to their end; arrival times count from then on. A request arrives when the pattern
-    says, however late the backend is; a later turn arrives when the turn before it has ended. A turn that does not fit
-    the context, and the turns after one that failed, are skipped and reported.
+    says, however late the backend is, and waits in a queue without bound; a later turn arrives when the turn before it
+    has ended and its user has thought. A turn that does not fit the context, the turns after one that failed, and
+    conversations for which the pattern has no arrival are skipped and reported.
     """
     _warm_up(backend, warmups, stop)
     state = _State(deque(conversations), total=sum(len(prompt.turns) for prompt in conversations))
     origin = clock.now()
-    while (state.waiting or state.talks) and not stop():
+    while state.unfinished and not stop():
+        _wake(backend, state, build, now_s=clock.now())
         _admit(backend, state, build, arrivals, now_s=clock.now(), origin_s=origin)
         if state.talks:
-            _advance(backend, state, build)
-        elif state.waiting:
-            _sleep(clock, arrivals, origin_s=origin)
+            _advance(backend, state, build, arrivals, clock)
+        elif state.unfinished:
+            _sleep(clock, state, arrivals, origin_s=origin)
         if on_progress is not None:
             on_progress(DriveProgress(state.done, state.total, state.tokens, clock.now() - origin))
-    interrupted = bool(state.waiting or state.talks)
-    return Outcome(backend.close(), tuple(state.skipped), interrupted)
+    interrupted = state.unfinished
+    trace = replace(backend.close(), paced=arrivals.open_loop or arrivals.think_time_s > 0)
+    return Outcome(trace, tuple(state.skipped), interrupted)
 
 
 def _warm_up(backend: Backend, warmups: Sequence[Request], stop: Callable[[], bool]) -> None:
@@ -109,6 +134,14 @@ def _warm_up(backend: Backend, warmups: Sequence[Request], stop: Callable[[], bo
         pending -= {event.request_id for event in backend.poll() if event.finished}
 
 
+def _wake(backend: Backend, state: _State, build: BuildRequest, *, now_s: float) -> None:
+    """Users who have thought enough ask again: their request arrived when the pause ended, not when it was noticed."""
+    while state.pauses and state.pauses[0].end_s <= now_s:
+        pause = heapq.heappop(state.pauses)
+        if pause.talk is None or not _submit(backend, state, build, pause.talk, arrival_s=pause.end_s):
+            state.rested_s.append(pause.end_s)
+
+
 def _admit(
     backend: Backend, state: _State, build: BuildRequest, arrivals: Arrivals, *, now_s: float, origin_s: float
 ) -> None:
@@ -117,27 +150,31 @@ def _admit(
         at_s = now_s - origin_s if due_s is None else due_s
         if at_s > now_s - origin_s:
             return
-        count = arrivals.due(at_s, in_flight=len(state.talks))
+        count = arrivals.due(at_s, in_flight=len(state.talks) + len(state.pauses))
         if count == 0:
             return
         for _ in range(min(count, len(state.waiting))):
-            talk = _Talk(state.waiting.popleft())
-            _submit(backend, state, build, talk, arrival_s=None if due_s is None else origin_s + due_s)
+            arrival_s = None if due_s is None else origin_s + due_s
+            if state.rested_s:
+                arrival_s = state.rested_s.popleft()
+            _submit(backend, state, build, _Talk(state.waiting.popleft()), arrival_s=arrival_s)
 
 
-def _submit(backend: Backend, state: _State, build: BuildRequest, talk: _Talk, *, arrival_s: float | None) -> None:
+def _submit(backend: Backend, state: _State, build: BuildRequest, talk: _Talk, *, arrival_s: float | None) -> bool:
+    """Ask the next turn; False: it does not fit, and the conversation is over."""
     turn = len(talk.answers)
     try:
         request = build(talk.prompt, talk.answers)
     except CapacityError as error:
-        state.skip_rest(talk, first=turn, reason=str(error))
-        return
+        state.skip_rest(talk.prompt, first=turn, reason=str(error))
+        return False
     assert request.id not in state.talks, f"request id {request.id} is in flight twice"
     state.talks[request.id] = talk
     backend.submit(request, arrival_s=arrival_s)
+    return True
 
 
-def _advance(backend: Backend, state: _State, build: BuildRequest) -> None:
+def _advance(backend: Backend, state: _State, build: BuildRequest, arrivals: Arrivals, clock: Clock) -> None:
     for event in backend.poll():
         talk = state.talks.get(event.request_id)
         if talk is None:  # the last words of a warm-up that a stop cut short
@@ -148,17 +185,25 @@ def _advance(backend: Backend, state: _State, build: BuildRequest) -> None:
             continue
         del state.talks[event.request_id]
         state.done += 1
+        goes_on = event.error is None and len(talk.answers) + 1 < len(talk.prompt.turns)
         if event.error is not None:
             turn = len(talk.answers)
-            state.skip_rest(talk, first=turn + 1, reason=f"turn {turn + 1} failed: {event.error}")
-            continue
+            state.skip_rest(talk.prompt, first=turn + 1, reason=f"turn {turn + 1} failed: {event.error}")
         talk.answers.append(tuple(talk.output))
         talk.output = []
-        if len(talk.answers) < len(talk.prompt.turns):
+        if arrivals.think_time_s > 0:
+            state.pause(clock.now() + arrivals.think_time_s, talk if goes_on else None)
+        elif goes_on:
             _submit(backend, state, build, talk, arrival_s=None)
 
 
-def _sleep(clock: Clock, arrivals: Arrivals, *, origin_s: float) -> None:
+def _sleep(clock: Clock, state: _State, arrivals: Arrivals, *, origin_s: float) -> None:
+    """Wait for the next arrival, or give up what will never arrive."""
     due_s = arrivals.next_s()
-    if due_s is not None:
-        clock.sleep_until(min(origin_s + due_s, clock.now() + _NAP_S))
+    times_s = [origin_s + due_s] if due_s is not None and state.waiting else []
+    times_s += [pause.end_s for pause in state.pauses[:1]]
+    if times_s:
+        clock.sleep_until(min(*times_s, clock.now() + _NAP_S))
+        return
+    while state.waiting:
+        state.skip_rest(state.waiting.popleft(), first=0, reason="the load pattern has no further arrivals")

@@ -8,7 +8,10 @@ from typing import Any
 from specbench import registry
 from specbench.api import Arrivals
 from specbench.config import validated
+from specbench.errors import ConfigError
 from specbench.workloads._options import LoadOptions
+
+_HASH_DIGITS = 64
 
 
 def load_options(workload: str, options: Mapping[str, Any]) -> LoadOptions:
@@ -17,9 +20,17 @@ def load_options(workload: str, options: Mapping[str, Any]) -> LoadOptions:
     return validated(kind, options, section="load", word=f"option of load pattern {workload}")
 
 
-def open_load(workload: str, *, concurrency: int, options: Mapping[str, Any], seed: int) -> Arrivals:
-    """The arrivals of one cell; equal arguments give equal arrivals. Errors: as `load_options`."""
+def open_load(
+    workload: str, *, concurrency: int, options: Mapping[str, Any], seed: int, planned: Mapping[str, Any] | None = None
+) -> Arrivals:
+    """The arrivals of one cell; equal arguments give equal arrivals.
+
+    ``planned`` is what the options were described as when the cell was planned. Errors: as `load_options`; ConfigError
+    when a file has changed since.
+    """
     checked = load_options(workload, options)
+    if planned is not None and checked.described() != planned:
+        raise ConfigError(f"the file of the load pattern {workload} changed while the run was under way; run it again")
     arrivals: Arrivals = registry.load("workloads", workload)(concurrency=concurrency, options=checked, seed=seed)
     return arrivals
 
@@ -30,4 +41,7 @@ def load_label(workload: str, *, concurrency: int, load: Mapping[str, Any]) -> s
 
 
 def _shown(value: object) -> str:
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    text = str(value)
+    return text[:12] if len(text) == _HASH_DIGITS else text

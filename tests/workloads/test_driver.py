@@ -30,6 +30,8 @@ class FakeClock:
 class Fixed:
     """Arrivals at given times."""
 
+    open_loop = True
+    think_time_s = 0.0
     times_s: list[float] = field(default_factory=list)
 
     def due(self, now_s: float, *, in_flight: int) -> int:
