@@ -34,10 +34,18 @@ class Judgement:
     notes: tuple[str, ...]
 
 
-def judge(cell: Measurement, *, control: Measurement | None, target: Target, synthetic: bool = False) -> Judgement:
+def judge(
+    cell: Measurement,
+    *,
+    control: Measurement | None,
+    target: Target,
+    synthetic: bool = False,
+    same_load: bool = True,
+) -> Judgement:
     """Compute everything; ``control`` is plain decoding of the same prompts, None where there is none.
 
-    A cell with ``synthetic`` acceptance writes no text of the target's: its verdict is never a pass.
+    A cell with ``synthetic`` acceptance writes no text of the target's: its verdict is never a pass. A control that ran
+    under another load judges the text, but there is no speed-up over it.
     """
     notes: list[str] = []
     found = None
@@ -46,7 +54,7 @@ def judge(cell: Measurement, *, control: Measurement | None, target: Target, syn
     elif control is not None:
         found, note = _verdict(cell, control, target)
         notes += [note] if note is not None else []
-    computed = compute_all(cell.trace, baseline=control.trace if control is not None else None)
+    computed = compute_all(cell.trace, baseline=control.trace if control is not None and same_load else None)
     recorded = recorded_estimates(cell.trace, telemetry=cell.telemetry, vocabulary=cell.vocabulary)
     return Judgement(
         estimates=(*computed, *recorded),

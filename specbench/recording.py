@@ -48,19 +48,30 @@ class Recorder:
         return [str(busy)] if busy is not None else []
 
     def finished(
-        self, cell: PlannedCell, measured: Measurement, judged: Judgement, *, started_s: float, baseline: str | None
+        self,
+        cell: PlannedCell,
+        measured: Measurement,
+        judged: Judgement,
+        *,
+        started_s: float,
+        baseline: str | None,
+        control: str | None = None,
     ) -> tuple[Record, bytes]:
-        """The record of a measured cell and its rounds' file. Errors: RecordError when an identity is broken."""
+        """The record of a measured cell and its rounds' file. Errors: RecordError when an identity is broken.
+
+        ``control`` is the run that the verdict is from, where it is not the baseline of the speed-ups.
+        """
+        control = control or baseline
         data, described = store.encode_rounds(measured.trace, check=check_identities)
         found = judged.losslessness
         notes = [*measured.notes, *judged.notes, *self.warnings]
-        if baseline is None and self.session.spec.baseline and cell.spec.method != BASELINE:
+        if control is None and self.session.spec.baseline and cell.spec.method != BASELINE:
             notes.append(f"{BASELINE} gave no result on these prompts: there is neither a speed-up nor a verdict")
         record = schema.build(
             **self._common(cell, started_s=started_s, memory=measured.memory),
             status=str(measured.trace.status),
             estimates=[EstimateRow.of(estimate) for estimate in judged.estimates],
-            verdict=None if found is None else verdict_row(found, control=baseline),
+            verdict=None if found is None else verdict_row(found, control=control),
             alarms=[AlarmRow(name=alarm.name, message=alarm.message) for alarm in judged.alarms],
             samples=self._samples(measured),
             counts=_counts(measured),
