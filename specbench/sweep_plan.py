@@ -133,8 +133,7 @@ def cell_key(run: RunSpec, *, repeat: int, contents: Contents) -> str:
     for name in ("cost_table", "calibration"):
         if name in asked and asked[name] != "off":
             asked[name] = contents.file(Path(asked[name]))
-    options = load_options(run.workload, run.load)
-    asked["load"] = [options.described(), dict(options.inputs())]
+    asked["load"] = load_options(run.workload, run.load).described()
     text = json.dumps([KEY_VERSION, repeat, asked], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

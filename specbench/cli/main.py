@@ -14,6 +14,7 @@ from specbench.cli import (
     profile,
     records,
     run_command,
+    sweep,
     train,
     train_fit,
     train_plan,
@@ -37,6 +38,7 @@ app.command("export")(inspect.export)
 app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 train.app.command("fit")(train_fit.fit)
 train.app.command("export")(train_fit.export)
 train.app.command("plan")(train_plan.plan)

@@ -1,0 +1,142 @@
+"""``sweep``: many cells from one file, resumed from wherever it was ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The sweep: [base], [axes], [[exclude]].")]
+Out = Annotated[Path | None, Option("--out", "-o", help="Folder for the records. [runs/NAME]")]
+DryRun = Annotated[bool, Option("--dry-run", help="Print cells, keys, times and what is done; measure nothing.")]
+Only = Annotated[
+    list[str] | None,
+    Option("--only", metavar="AXIS=VALUE", help="Of these cells only, and their controls; !=, commas; repeatable."),
+]
+LimitTime = Annotated[
+    str | None, Option("--limit-time", metavar="30m", help="Begin no cell that would not end within this time.")
+]
+RetryFailed = Annotated[bool, Option("--retry-failed", help="Measure cells that failed before again.")]
+Set = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help="Any setting of [base]; repeatable.")]
+
+
+def sweep(
+    file: File,
+    out: Out = None,
+    dry_run: DryRun = False,
+    only: Only = None,
+    limit_time: LimitTime = None,
+    retry_failed: RetryFailed = False,
+    set_: Set = None,
+) -> None:
+    """Measure every cell of a sweep, or go on where it was ended: `specbench sweep sweeps/demo.toml`."""
+    from specbench.sweep_spec import read_sweep
+    from specbench.sweep_time import parse_duration
+
+    limit_s = None if limit_time is None else parse_duration(limit_time)
+    spec = read_sweep(file, sets=set_ or [])
+    folder = out or Path(str(spec.base.get("out", Path("runs") / spec.name)))
+    chosen: dict[str, Any] = {"only": only or [], "retry_failed": retry_failed}
+    if dry_run:
+        raise typer.Exit(_dry_run(spec, folder, chosen))
+    try:
+        raise typer.Exit(_measure(spec, folder, chosen, limit_s))
+    except KeyboardInterrupt:
+        typer.echo("interrupted: finished cells are in the folder; the same command goes on", err=True)
+        raise typer.Exit(130) from None
+
+
+def _dry_run(spec: Any, folder: Path, chosen: dict[str, Any]) -> int:
+    from specbench.sweep import ResultsFolder, make_plan
+    from specbench.sweep_time import in_words
+
+    plan = make_plan(spec, ResultsFolder.open(folder, mend=False), **chosen)
+    for cell in plan.cells:
+        expected = in_words(plan.estimates.seconds(cell))
+        typer.echo(f"{cell.key}  {plan.state(cell):<6}  {expected:>7}  {plan.label(cell)}")
+    for remark in plan.results.remarks:
+        typer.echo(f"warning: {remark}", err=True)
+    typer.echo(_overview(plan, folder))
+    return 0
+
+
+def _overview(plan: Any, folder: Path) -> str:
+    from specbench.sweep_time import in_words
+
+    states = [plan.state(cell) for cell in plan.cells]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in ("done", "failed", "to do") if state in states)
+    left = plan.left
+    again = f", {len(left)} to be measured" if len(left) != states.count("to do") else ""
+    time_left = f", about {in_words(plan.estimates.total(left))} ({plan.estimates.basis})" if left else ""
+    groups = f"{len(plan.groups)} group{'s' if len(plan.groups) != 1 else ''}"
+    return f"{plan.spec.name}: {len(states)} cells in {groups}: {counts}{again}{time_left}; records in {folder}"
+
+
+def _measure(spec: Any, folder: Path, chosen: dict[str, Any], limit_s: float | None) -> int:
+    from specbench.cli.sweep_live import SweepScreen
+    from specbench.errors import RecordError
+    from specbench.sweep_folder import ResultsFolder, held
+
+    with held(folder):
+        results = ResultsFolder.open(folder, mend=True)
+        for remark in results.remarks:
+            typer.echo(f"warning: {remark}", err=True)
+        from specbench.sweep import make_plan, run_sweep, write_table
+
+        plan = make_plan(spec, results, **chosen)
+        typer.echo(_overview(plan, folder), err=True)
+        command = ["specbench", *sys.argv[1:]]
+        with SweepScreen(plan) as screen:
+            summary = run_sweep(plan, screen=screen, command=command, limit_s=limit_s)
+        try:
+            table = write_table(results) if results.records() else None
+        except RecordError as error:
+            summary.troubles.append(str(error))
+            table = None
+    _close(summary, table)
+    return int(summary.exit_code)
+
+
+def _close(summary: Any, table: Path | None) -> None:
+    """What is left on the screen: counts, failures, where the numbers are, and what the harness cost."""
+    from specbench.sweep_time import in_words
+
+    plan = summary.plan
+    left = len(plan.left)
+    done = len(plan.cells) - left - len({cell.key for cell, _ in summary.failed} - {cell.key for cell in plan.left})
+    typer.echo(f"{plan.spec.name}: {done} of {len(plan.cells)} cells are finished, {summary.measured} measured now")
+    if table is not None:
+        typer.echo(f"all estimates: {table}")
+    if summary.measured:
+        typer.echo(_overhead(summary))
+    by_text: dict[str, list[str]] = {}
+    for cell, record in summary.failed:
+        by_text.setdefault(record.error.message if record.error is not None else "unknown", []).append(plan.label(cell))
+    for text, labels in by_text.items():
+        more = f" and {len(labels) - 1} more cells" if len(labels) > 1 else ""
+        _complain(f"error: {labels[0]}{more}: {text}")
+    if summary.failed and not plan.retry_failed:
+        _complain("failed cells are measured again with --retry-failed")
+    for text in summary.troubles:
+        _complain(f"error: {text}")
+    if left and (summary.interrupted or summary.out_of_time):
+        why = "interrupted" if summary.interrupted else "the time limit is reached"
+        rest = in_words(plan.estimates.total(plan.left))
+        _complain(f"{why}: {left} cells are left, about {rest}; the same command goes on")
+
+
+def _overhead(summary: Any) -> str:
+    """Seconds outside the measurements, and the cells an hour that they cost."""
+    lost_s = summary.wall_s - summary.measure_s
+    rate, ideal = (3600 * summary.measured / seconds for seconds in (summary.wall_s, max(summary.measure_s, 1e-9)))
+    return (
+        f"{summary.wall_s:.1f} s, {lost_s:.1f} s of it outside measurements (targets loaded {summary.loads} times in "
+        f"{summary.load_s:.1f} s): {rate:.0f} cells an hour instead of {ideal:.0f}"
+    )
+
+
+def _complain(text: str) -> None:
+    print(" ".join(text.split()), file=sys.stderr)

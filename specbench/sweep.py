@@ -1,0 +1,318 @@
+"""A sweep: the cells of a file measured one after the other, from wherever an earlier process left off.
+
+Every group of cells is a job; an executor decides where jobs run. Records are all that a job leaves and all that the
+next process needs, so a sweep may be killed at any moment and started again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from specbench import errors, provenance
+from specbench.config import RunSpec
+from specbench.errors import ConfigError, RecordError, SpecbenchError
+from specbench.interrupt import StopSignal
+from specbench.planning import COST_BLIND
+from specbench.records import tidy
+from specbench.records.schema import Record
+from specbench.runner import INTERRUPTED, TABLE, check_names
+from specbench.session import load_task
+from specbench.sweep_folder import ResultsFolder, held, place
+from specbench.sweep_group import FolderError, Process, Screen, run_group
+from specbench.sweep_plan import Group, SweepCell, expand, label, select, varying
+from specbench.sweep_spec import SweepSpec
+from specbench.sweep_time import TimeEstimates
+
+Work = Callable[[Group], None]
+
+
+class Executor(Protocol):
+    """Where the groups of a sweep are measured. Each leaves its records in the sweep's folder."""
+
+    def run(self, groups: Iterable[Group], *, work: Work, stop: Callable[[], bool]) -> None:
+        """Do ``work`` for every group in this order, until ``stop`` says so."""
+        ...
+
+
+class LocalExecutor:
+    """In this process, one after the other: on one machine anything else would disturb the timings."""
+
+    def run(self, groups: Iterable[Group], *, work: Work, stop: Callable[[], bool]) -> None:
+        """See `Executor`."""
+        for group in groups:
+            if stop():
+                return
+            work(group)
+
+
+# -------------------------------------------------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """What a sweep will do: its groups in order, and the state of every cell in the folder."""
+
+    spec: SweepSpec
+    groups: tuple[Group, ...]
+    results: ResultsFolder
+    retry_failed: bool
+    estimates: TimeEstimates
+    axes: tuple[str, ...]  # on which the cells differ
+
+    @property
+    def cells(self) -> list[SweepCell]:
+        """All cells in the order of measurement."""
+        return [cell for group in self.groups for cell in group.cells]
+
+    def todo(self, group: Group) -> list[SweepCell]:
+        """The cells of a group that are to be measured, in order.
+
+        A failed one only with ``retry_failed``; with it also those that had to do without their failed control.
+        """
+        found = []
+        for cell in group.cells:
+            finished = self.results.finished.get(cell.key)
+            if finished is None:
+                wanted = cell.key not in self.results.failed or self.retry_failed
+            else:
+                wanted = self.retry_failed and _lacks_control(group, cell, finished)
+            if wanted:
+                found.append(cell)
+        return found
+
+    @property
+    def left(self) -> list[SweepCell]:
+        """All cells that are to be measured."""
+        return [cell for group in self.groups for cell in self.todo(group)]
+
+    def label(self, cell: SweepCell) -> str:
+        """The cell in words, its varying values only."""
+        return label(cell, self.axes)
+
+    def state(self, cell: SweepCell) -> str:
+        """``done``, ``failed`` or ``to do``."""
+        if cell.key in self.results.finished:
+            return "done"
+        return "failed" if cell.key in self.results.failed else "to do"
+
+    def records(self) -> list[Record]:
+        """The records of the sweep's cells that have one, in the order of the cells."""
+        held = {**self.results.failed, **self.results.finished}
+        return [held[cell.key] for cell in self.cells if cell.key in held]
+
+
+def _lacks_control(group: Group, cell: SweepCell, record: Record) -> bool:
+    return not cell.is_control and group.control is not None and record.baseline is None
+
+
+def make_plan(
+    spec: SweepSpec, results: ResultsFolder, *, only: Sequence[str] = (), retry_failed: bool = False
+) -> SweepPlan:
+    """The plan of a sweep over a folder's state; needs neither weights nor network.
+
+    Errors: UnknownNameError or ConfigError for what no run takes; TaskError for a prompt file that is not there.
+    """
+    groups = expand(spec)
+    _check(groups)
+    axes = tuple(varying(groups))
+    chosen = tuple(select(groups, only)) if only else tuple(groups)
+    finished = [(cell, results.finished[cell.key]) for g in groups for cell in g.cells if cell.key in results.finished]
+    return SweepPlan(spec, chosen, results, retry_failed, TimeEstimates.of(finished), axes)
+
+
+def _check(groups: Sequence[Group]) -> None:
+    """Refuse unknown names and options in all cells before any is measured."""
+    seen: set[str] = set()
+    for run in (cell.run for group in groups for cell in group.cells):
+        shape = f"{run.methods[0].name} {run.policy} {run.workload} {run.load} {run.options}"
+        if shape not in seen:
+            seen.add(shape)
+            check_names(run)
+    for name in dict.fromkeys(name for group in groups for name in group.run.tasks):
+        load_task(name)
+    for name in dict.fromkeys(group.run.target for group in groups):
+        _check_target(name)
+
+
+def _check_target(name: str) -> None:
+    from specbench.errors import unknown_name
+    from specbench.resolve import find_target, known_targets
+
+    if "/" not in name and not Path(name).expanduser().exists() and find_target(name) is None:
+        raise unknown_name("target", name, [known.name for known in known_targets()])
+
+
+def check_policies(plan: SweepPlan) -> list[str]:
+    """Try every policy of the cells to do; a remark for each cost table that cannot be looked for yet.
+
+    Errors: ConfigError where a policy's argument is wrong, or its cost table is absent.
+    """
+    seen: dict[tuple[str, str, str | None], RunSpec] = {}
+    for cell in plan.left:
+        if not cell.is_control and cell.run.policy not in COST_BLIND:
+            seen.setdefault((cell.run.policy, cell.run.target, str(cell.run.cost_table)), cell.run)
+    return [remark for run in seen.values() if (remark := _try_policy(run)) is not None]
+
+
+def _try_policy(run: RunSpec) -> str | None:
+    import torch
+
+    from specbench import registry
+    from specbench.engine.policy import PolicyContext
+    from specbench.planning import gather, origin
+    from specbench.resolve import resolve_target, silent_step
+    from specbench.session import choose_device, choose_dtype
+
+    cost, found = None, True
+    try:
+        resolved = resolve_target(
+            run.target, offline=True, progress=silent_step, trust_remote_code=run.trust_remote_code
+        )
+    except SpecbenchError:
+        found = False  # not on this disk yet
+    else:
+        device = choose_device(run.device)
+        threads = run.threads or provenance.default_threads()
+        dtype = choose_dtype(run.dtype, device=device)
+        here = origin(device=device, weights_sha256=resolved.weights_sha256, dtype=dtype, threads=threads)
+        cost = gather(run.model_copy(update={"calibration": "off"}), place=here, checkpoint=None).cost
+    name, argument = run.policy_parts
+    context = PolicyContext(max_rows=1, device=torch.device("cpu"), method=run.methods[0].name, cost=cost)
+    try:
+        registry.load("policies", name)(1, argument, context=context)
+    except ConfigError as error:
+        if found or "cost table" not in str(error):
+            raise
+        profile = f"'specbench profile --target {run.target}'"
+        return f"policy '{run.policy}' needs a cost table of {run.target}: measure it with {profile}"
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- run
+
+
+@dataclass(slots=True)
+class SweepSummary:
+    """How a sweep ended. ``troubles`` are lines that no record tells: groups that could not be judged, a full disk."""
+
+    plan: SweepPlan
+    measured: int  # cells that got a record now
+    failed_now: list[tuple[SweepCell, str]] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    out_of_time: bool = False
+    wall_s: float = 0.0
+    measure_s: float = 0.0
+    loads: int = 0
+    load_s: float = 0.0
+
+    @property
+    def failed(self) -> list[tuple[SweepCell, Record]]:
+        """Every cell of the sweep that failed, now or before, and was not finished since."""
+        held = self.plan.results.failed
+        return [(cell, held[cell.key]) for cell in self.plan.cells if cell.key in held]
+
+    @property
+    def exit_code(self) -> int:
+        """2 when a cell failed by what the user gave or the folder was full, 1 when one failed otherwise, 130, 0."""
+        if self.troubles or any(_users_fault(record) for _, record in self.failed):
+            return 2
+        if self.failed:
+            return 1
+        return INTERRUPTED if self.interrupted else 0
+
+
+def _users_fault(record: Record) -> bool:
+    kind = getattr(errors, record.error.kind, None) if record.error is not None else None
+    return isinstance(kind, type) and issubclass(kind, SpecbenchError)
+
+
+def run_sweep(
+    plan: SweepPlan,
+    *,
+    screen: Screen,
+    command: Sequence[str] = (),
+    limit_s: float | None = None,
+    executor: Executor | None = None,
+) -> SweepSummary:
+    """Measure what is left. The caller holds the folder's lock.
+
+    ``limit_s``: no cell is begun that is not expected to end before. Ctrl-C ends the sweep with what is finished.
+    Errors: ConfigError when a policy cannot be made.
+    """
+    for remark in check_policies(plan):
+        screen.say(remark)
+    start, summary = time.perf_counter(), SweepSummary(plan, 0)
+
+    def enough(cell: SweepCell) -> bool:
+        spent = time.perf_counter() - start
+        if limit_s is None or summary.out_of_time:
+            return summary.out_of_time
+        known = plan.estimates.seconds(cell) if plan.estimates.cells else 0.0
+        summary.out_of_time = spent + known > limit_s
+        return summary.out_of_time
+
+    with StopSignal() as stop:
+        process = Process(
+            sweep=plan.spec.name,
+            results=plan.results,
+            screen=screen,
+            stop=stop,
+            enough=enough,
+            command=command,
+            threads=_pinned_threads(plan),
+        )
+        left = [group for group in plan.groups if plan.todo(group)]
+        try:
+            (executor or LocalExecutor()).run(
+                left, work=_worker(plan, process, summary), stop=lambda: stop() or summary.out_of_time
+            )
+        except FolderError as error:
+            summary.troubles.append(str(error))
+    summary.interrupted = stop.raised
+    summary.measured = len(process.outcomes)
+    summary.failed_now = [(o.cell, o.error) for o in process.outcomes if o.error is not None]
+    summary.wall_s, summary.measure_s = time.perf_counter() - start, process.measure_s
+    summary.loads, summary.load_s = process.shelf.loads, process.shelf.load_s
+    return summary
+
+
+def _worker(plan: SweepPlan, process: Process, summary: SweepSummary) -> Work:
+    def work(group: Group) -> None:
+        todo = plan.todo(group)
+        if process.enough(todo[0]):
+            return
+        try:
+            run_group(process, group, todo)
+        except FolderError:
+            raise
+        except RecordError as error:
+            summary.troubles.append(str(error))
+
+    return work
+
+
+def _pinned_threads(plan: SweepPlan) -> int | None:
+    """The threads of cells that name none: those of the finished ones, so that a resumed sweep agrees with itself."""
+    for cell in plan.cells:
+        record = plan.results.finished.get(cell.key)
+        if record is not None and cell.run.threads is None:
+            return int(record.spec["threads"])
+    return provenance.default_threads()
+
+
+def write_table(results: ResultsFolder) -> Path:
+    """The tidy table of every record in the folder, by time of creation. Errors: RecordError."""
+    path = results.path / TABLE
+    tidy.write_csv(results.records(), path)
+    return path
+
+
+__all__ = [
+    "Executor", "LocalExecutor", "ResultsFolder", "SweepPlan", "SweepSummary", "check_policies", "held", "make_plan",
+    "place", "run_sweep", "write_table",
+]  # fmt: skip
