@@ -35,6 +35,7 @@ KINDS = {
     "policies": Kind("policy", "specbench.engine.policies"),
     "formats": Kind("checkpoint tool", "specbench_drafters.formats"),
     "trainables": Kind("trainable method", "specbench_drafters.training"),
+    "leaderboard": Kind("leaderboard tool", "specbench_leaderboard"),
 }
 
 

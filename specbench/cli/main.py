@@ -11,6 +11,7 @@ from specbench.cli import (
     catalogue,
     compare,
     inspect,
+    leaderboard,
     profile,
     records,
     run_command,
@@ -43,6 +44,7 @@ train.app.command("fit")(train_fit.fit)
 train.app.command("export")(train_fit.export)
 train.app.command("plan")(train_plan.plan)
 app.add_typer(train.app, name="train")
+app.add_typer(leaderboard.app, name="leaderboard")
 
 
 def run() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from specbench.records import keys
 from specbench.records.schema import EstimateRow, Record, digest
 from specbench.report.board import EVERYTHING, Cell, Estimates, Scope, cell_of, facts_of
+from specbench.report.curves import dominated
 from specbench.report.tables import method_label
 
 PHASES = ("T_draft", "T_schedule", "T_verify", "T_accept", "T_other")
@@ -134,11 +135,8 @@ def families(records: Sequence[Record]) -> list[Family]:
 
 
 def _mark_frontier(points: Sequence[Point]) -> None:
-    """Of the rankable points, those that no other beats in throughput without losing in tok/s/user."""
+    """The rankable points that no other rankable one beats in throughput and tok/s/user."""
     held = [point for point in points if not point.reasons and {"user", "throughput"} <= set(point.values)]
-    held.sort(key=lambda point: (-point.values["user"].value, -point.values["throughput"].value))
-    best: float | None = None
-    for point in held:
-        if best is None or point.values["throughput"].value > best:
-            point.on_frontier = True
-            best = point.values["throughput"].value
+    places = [(point.values["user"].value, point.values["throughput"].value, 0.0) for point in held]
+    for point, beaten in zip(held, dominated(places)):
+        point.on_frontier = not beaten

@@ -118,6 +118,7 @@
     const made = figure.make(drawn(), { load: load(), methods: index.methods });
     part.node.hidden = !made.rows.length;
     if (!made.rows.length) return;
+    part.plot.style.height = made.layout.height ? made.layout.height + "px" : "";
     S.plot(part.plot, made.traces, made.layout);
     part.table.replaceChildren(S.table(figure.title, made.heads, made.rows));
   }
@@ -158,6 +159,7 @@
 
   async function open() {
     points = await S.get("charts-" + family().id);
+    S.nameSeries(points);
     await draw();
   }
 

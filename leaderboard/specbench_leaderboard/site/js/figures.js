@@ -7,7 +7,17 @@
   const isFixed = (point) => point.policy === "" || point.policy.startsWith("fixed");
   const textOf = (cell) => (cell ? cell[3] : "–");
 
-  S.seriesName = (point) => [point.label, isFixed(point) ? "" : point.policy, point.name === point.method ? "" : "· " + point.name.split(" · ").pop()].filter(Boolean).join(" ");
+  // "dspark:7 threshold:0.5", and the checkpoint where a method has several
+  S.nameSeries = function (points) {
+    const names = S.groupBy(points, (point) => point.method);
+    const several = new Set([...names].filter(([, list]) => new Set(list.map((p) => p.name)).size > 1).map(([method]) => method));
+    for (const point of points) {
+      point.checkpoint = several.has(point.method) && point.name !== point.method ? point.name.slice(point.method.length + 3) : "";
+    }
+  };
+
+  S.seriesName = (point) => [point.label, isFixed(point) ? "" : point.policy.split(",")[0], point.checkpoint ? "· " + point.checkpoint : ""].filter(Boolean).join(" ");
+  const contestant = (point) => [point.method, point.checkpoint].filter(Boolean).join(" · ");
 
   S.groupBy = function (list, key) {
     const found = new Map();
@@ -32,7 +42,7 @@
         error_y: S.bars(cells, mark.colour),
         text: points.map((point, i) => S.plain(S.seriesName(point) + ", " + point.load + ": " + cells[i][3])),
         hovertemplate: "%{text}<extra></extra>",
-        line: { color: mark.colour, width: 1.8 },
+        line: { color: mark.colour, width: 1.8, dash: DASHES[family(points[0])] || "solid" },
         marker: {
           color: points.map((point) => (point.reasons.length ? "rgba(0,0,0,0)" : mark.colour)),
           symbol: mark.shape,
@@ -44,12 +54,24 @@
     );
   };
 
+  const family = (point) => point.policy.split(":")[0];
+  const DASHES = { threshold: "dot", algorithm1: "dashdot", "load-aware": "dash" };
+
+  // ranked runs where there are any
+  const ranked = (list) => (list.some((p) => !p.reasons.length) ? list.filter((p) => !p.reasons.length) : list);
+
+  // of one drafter and policy, the draft length that was run at the most loads, the longest of several
+  function widest(list) {
+    const spread = (same) => new Set(same.map((p) => p.load)).size * 1000 + same[0].k;
+    return [...S.groupBy(list, (p) => p.k).values()].reduce((a, b) => (spread(b) > spread(a) ? b : a));
+  }
+
   const have = (points, name) => points.filter((point) => point.values[name]);
 
   function byLength(points, state) {
     const chosen = have(points, "tau").filter((p) => p.load === state.load && isFixed(p) && p.k > 0);
     const lines = S.groupBy(byValue(chosen, (p) => p.k), (p) => p.name);
-    const traces = [...lines].map(([name, list]) => S.line(name, list, (p) => p.k, list.map((p) => p.values.tau), state.methods));
+    const traces = [...lines].map(([, list]) => S.line(contestant(list[0]), list, (p) => p.k, list.map((p) => p.values.tau), state.methods));
     const rows = chosen.map((p) => [link(p), p.name, String(p.k), textOf(p.values.tau)]);
     const layout = S.layout("drafts per round, k", "accepted length, τ");
     layout.xaxis.dtick = 1;
@@ -58,7 +80,7 @@
 
   function byPosition(points, state) {
     const chosen = points.filter((p) => p.load === state.load && p.conditional.length > 1 && isFixed(p));
-    const longest = [...S.groupBy(chosen, (p) => p.name).values()].map((list) => list.reduce((a, b) => (b.k > a.k ? b : a)));
+    const longest = [...S.groupBy(chosen, (p) => p.name).values()].map((list) => ranked(list).reduce((a, b) => (b.k > a.k ? b : a)));
     const traces = longest.map(function (point) {
       const repeated = point.conditional.map(() => point);
       const cells = point.conditional.map((one) => [one[1], one[2], one[3], one[4]]);
@@ -74,16 +96,14 @@
 
   const twoPanels = function (xtitle, top, bottom) {
     const layout = S.layout(xtitle, bottom);
-    layout.yaxis.domain = [0, 0.46];
-    layout.yaxis2 = Object.assign(S.axis(top), { domain: [0.54, 1] });
+    layout.yaxis.domain = [0, 0.45];
+    layout.yaxis2 = Object.assign(S.axis(top), { domain: [0.55, 1] });
     return layout;
   };
 
   function byUsers(points, state) {
     const chosen = points.filter((p) => p.users && p.load.startsWith("closed") && (p.values.throughput || p.values.budget));
-    const longest = new Map();
-    for (const p of chosen) longest.set(p.name + p.policy.split(":")[0], Math.max(p.k, longest.get(p.name + p.policy.split(":")[0]) || 0));
-    const drawn = chosen.filter((p) => p.k === longest.get(p.name + p.policy.split(":")[0]));
+    const drawn = [...S.groupBy(chosen, (p) => p.name + " " + family(p)).values()].flatMap(widest);
     const lines = S.groupBy(byValue(drawn, (p) => p.users), S.seriesName);
     const traces = [...lines].flatMap(([name, list]) => {
       const fast = have(list, "throughput");
@@ -103,7 +123,7 @@
 
   function byThreshold(points, state) {
     const chosen = byValue(points.filter((p) => p.threshold !== null && p.load === state.load), (p) => p.threshold);
-    const lines = S.groupBy(chosen, (p) => p.label + " · " + p.name);
+    const lines = S.groupBy(chosen, (p) => p.label + (p.checkpoint ? " · " + p.checkpoint : ""));
     const traces = [...lines].flatMap(([name, list]) => {
       const long = have(list, "tau");
       const spent = have(list, "budget");
@@ -121,6 +141,7 @@
   function timeSplit(points, state) {
     const chosen = points.filter((p) => p.load === state.load && Object.keys(p.phases).length && isFixed(p)).slice(0, 30).reverse();
     const colours = S.colours();
+    const paper = S.layout("", "").paper_bgcolor;
     const traces = PHASES.map((phase, i) => ({
       type: "bar",
       orientation: "h",
@@ -130,7 +151,7 @@
       text: chosen.map((p) => S.plain(S.seriesName(p) + ", " + phase + ": " + textOf(p.phases[phase]) + " ms")),
       textposition: "none",
       hovertemplate: "%{text}<extra></extra>",
-      marker: { color: colours[i], line: { color: S.layout("", "").paper_bgcolor, width: 1.5 }, pattern: { shape: ["", "/", "", "x", "."][i], fgcolor: S.layout("", "").paper_bgcolor, size: 6, solidity: 0.3 } },
+      marker: { color: colours[i], line: { color: paper, width: 1 } },
     }));
     const layout = S.layout("ms per decode round", "", { barmode: "stack", height: Math.max(430, 160 + 26 * chosen.length) });
     layout.yaxis.tickvals = chosen.map((p) => p.id);
@@ -167,7 +188,7 @@
   S.FIGURES = [
     { id: "length", title: "Accepted length by draft length", note: "Fixed policies at the chosen load.", make: byLength },
     { id: "position", title: "Conditional acceptance by position", note: "Of the rounds that accepted all before position k, the share that accepted k; each drafter at its longest draft length.", make: byPosition },
-    { id: "concurrency", title: "Budget and throughput by concurrency", note: "Closed loops; each drafter and policy at its longest draft length. A policy that sees the load judges fewer tokens as it grows.", make: byUsers },
+    { id: "concurrency", title: "Budget and throughput by concurrency", note: "Closed loops; each drafter and policy at the draft length that was run at the most loads. A policy that sees the load judges fewer tokens as it grows.", make: byUsers },
     { id: "threshold", title: "Threshold sweep", note: "What a confidence threshold saves, and what it costs in accepted length.", make: byThreshold },
     { id: "time", title: "Time split", note: "Where a decode round's time goes at the chosen load, fixed policies; at most 30 runs.", make: timeSplit },
   ];

@@ -34,7 +34,7 @@
       const colour = trace.line.color;
       trace.error_x = S.bars(list.map((p) => p.values.user), colour);
       trace.line.width = 1;
-      trace.marker.opacity = list.map((p) => (p.on || p.frontier ? 1 : 0.62));
+      trace.marker.opacity = list.map((p) => (p.frontier ? 1 : 0.62));
       trace.marker.size = list.map((p) => (p.frontier ? 11 : 8));
       trace.text = list.map((p) => S.plain(S.seriesName(p) + ", " + p.load + ": " + p.values.throughput[3] + " tok/s, " + p.values.user[3] + " tok/s/user" + (p.frontier ? ", on the frontier" : p.reasons.length ? ", not ranked" : ", dominated")));
       return trace;

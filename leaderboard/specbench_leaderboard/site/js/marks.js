@@ -43,6 +43,7 @@ window.Specbench = window.Specbench || {};
   };
 
   S.layout = function (xtitle, ytitle, more) {
+    const wide = innerWidth > 900; // there is room beside the plot for what the marks mean
     const axis = (title) => ({
       title: { text: title, standoff: 10, font: { size: 13, color: css("--soft") } },
       gridcolor: css("--line"),
@@ -58,10 +59,12 @@ window.Specbench = window.Specbench || {};
         paper_bgcolor: css("--paper"),
         plot_bgcolor: css("--paper"),
         font: { family: css("--sans"), size: 13, color: css("--ink") },
-        margin: { l: 64, r: 20, t: 24, b: 56 },
+        margin: { l: 64, r: 20, t: 28, b: 56 },
         hovermode: "closest",
         hoverlabel: { bgcolor: css("--panel"), bordercolor: css("--strong-line"), font: { color: css("--ink"), size: 13 } },
-        legend: { orientation: "h", y: -0.2, x: 0, font: { size: 12.5 }, itemwidth: 30 },
+        legend: wide
+          ? { orientation: "v", y: 1, x: 1.01, font: { size: 12.5 }, itemwidth: 30 }
+          : { orientation: "h", y: -0.22, x: 0, font: { size: 12 }, itemwidth: 30 },
         xaxis: axis(xtitle),
         yaxis: axis(ytitle),
       },
