@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
+from typing import Literal
 
 from specbench.errors import ConfigError
 
@@ -26,7 +27,7 @@ DIGITS = 4  # significant digits of a rate that is probed
 class Ceiling:
     """At most ``seconds`` for a percentile of "ttft" or "tpot" over requests."""
 
-    metric: str
+    metric: Literal["ttft", "tpot"]
     percent: int
     seconds: float
 

@@ -59,11 +59,12 @@ def _served(requests: Sequence[RequestTrace]) -> float | None:
     return (max(arrivals) - min(arrivals)) / (max(admissions) - min(admissions))
 
 
-def unsteady(run: Service) -> str | None:
-    """Why an open loop's run is no steady state, or None: its queue grew from the first request to the last."""
-    if run.served is None or run.served >= MIN_SERVED:
+def unsteady(runs: Sequence[Service]) -> str | None:
+    """Why an open loop's runs are no steady state, or None: the queue grew from the first request to the last."""
+    served = [run.served for run in runs if run.served is not None]
+    if not served or float(np.mean(served)) >= MIN_SERVED:
         return None
-    return f"the queue grows: requests are admitted at {run.served:.0%} of the rate at which they arrive"
+    return f"the queue grows: requests are admitted at {np.mean(served):.0%} of the rate at which they arrive"
 
 
 def pooled(runs: Sequence[Service]) -> Iterator[Estimate]:

@@ -77,7 +77,7 @@ def test_service_by_hand() -> None:
     assert found.throughput == pytest.approx(8 / 2)  # in (0, 2]: two tokens each of the first four requests
     assert found.in_flight == pytest.approx(2.0)
     assert found.served == pytest.approx(1.0)
-    assert (found.trouble, unsteady(found)) == (None, None)
+    assert (found.trouble, unsteady([found])) == (None, None)
     by_name = {(e.metric, *(v for _, v in e.scope)): e for e in pooled([found])}
     assert by_name["tokens_per_s_user", "mean"].value == pytest.approx(1 / 0.6)
     assert by_name["ttft", "p99"].value == pytest.approx(0.4)
@@ -98,6 +98,6 @@ def test_repeats_of_a_prompt_are_one_cluster_and_throughput_varies_from_run_to_r
 def test_a_growing_queue_is_not_steady_and_failures_are_trouble() -> None:
     found = service(two_users(late=0.5))
     assert found.served == pytest.approx(0.5)
-    assert unsteady(found) == "the queue grows: requests are admitted at 50% of the rate at which they arrive"
+    assert unsteady([found]) == "the queue grows: requests are admitted at 50% of the rate at which they arrive"
     assert "1 of 6 requests failed" in str(service(two_users(status=Status.FAILED)).trouble)
     assert list(pooled([service(make_trace([]))])) == []
