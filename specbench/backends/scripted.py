@@ -10,6 +10,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from specbench.api import Clock
 from specbench.types import (
@@ -44,12 +45,18 @@ class Script:
     stops: Mapping[str, int] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=4096)
 def scripted_token(number: int, position: int, *, avoid: frozenset[int] = frozenset()) -> int:
     """The output token of request ``number`` at output position ``position``; below 4096 unless those are avoided."""
     value = int.from_bytes(hashlib.sha256(f"{number}/{position}".encode()).digest()[:4], "little") % 4096
     while value in avoid:
         value += 1
     return value
+
+
+@lru_cache(maxsize=4096)
+def _prompt_hash(prompt_ids: tuple[int, ...]) -> str:
+    return hashlib.sha256(",".join(map(str, prompt_ids)).encode()).hexdigest()
 
 
 @dataclass(slots=True)
@@ -69,14 +76,13 @@ class _Row:
 
     def trace(self) -> RequestTrace:
         request = self.request
-        ids = ",".join(map(str, request.prompt_ids))
         return RequestTrace(
             id=request.id,
             number=request.number,
             task=request.task,
             domain=request.domain,
             prompt_tokens=len(request.prompt_ids),
-            prompt_hash=hashlib.sha256(ids.encode()).hexdigest(),
+            prompt_hash=_prompt_hash(request.prompt_ids),
             max_new_tokens=request.max_new_tokens,
             seed=request.seed,
             status=self.status,
@@ -221,7 +227,7 @@ class ScriptedBackend:
         return event
 
     def _record_step(self, start_s: float, decoding: list[_Row], admitted: list[_Row]) -> None:
-        drafts = sum(record.verified for record in self._rounds[len(self._rounds) - len(decoding) :])
+        drafts = sum(record.verified for record in self._rounds[-len(decoding) :]) if decoding else 0
         self._steps.append(
             StepTrace(
                 step=len(self._steps),
