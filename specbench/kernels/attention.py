@@ -41,7 +41,8 @@ def paged_attention(
 
     Args:
         query: [T, Hq, Dk], flat over the rows of all groups.
-        keys, values: [pages, PAGE, Hkv, Dk] and [pages, PAGE, Hkv, Dv]; this step's tokens are already written.
+        keys, values: [pages, PAGE, Hkv, Dk] and [pages, PAGE, Hkv, Dv], best laid out head by head in memory; this
+            step's tokens are already written.
         groups: which tokens see which pages.
         scale: multiplies the scores. window: keys further back than this are hidden. softcap: cap * tanh(score / cap).
 
@@ -92,26 +93,29 @@ def _attend(
 
 
 def _context(pool: Tensor, group: Group, *, name: str, dtype: torch.dtype) -> Tensor:
-    """Keys or values of the group's rows in ``dtype``: [b, Hkv, L, D].
+    """Keys or values of the group's rows in ``dtype``: [b, Hkv, L, D], each head's context front to back in memory.
 
     A view when the only row's pages are one run. Gathered and converted ones go to memory that the group keeps for its
     next layer: taking it from the system anew for every layer costs several times the copy.
     """
     b, num_pages = group.pages.shape
+    by_head = pool.permute(2, 0, 1, 3)  # [Hkv, pages, PAGE, D]
     if group.run is not None:
-        rows = pool[group.run : group.run + num_pages]
+        rows = by_head[:, group.run : group.run + num_pages]
     else:
-        kept = _kept(group, name, pool, dtype=pool.dtype)
-        rows = torch.index_select(pool, 0, group.pages.flatten(), out=kept)
+        kept = _kept(group, name, by_head, dtype=pool.dtype)
+        rows = torch.index_select(by_head, 1, group.pages.flatten(), out=kept)
     if pool.dtype != dtype:
-        rows = _kept(group, name, pool, dtype=dtype).copy_(rows)
-    return rows.view(b, num_pages, *pool.shape[1:]).flatten(1, 2)[:, : group.kv_length].transpose(1, 2)
+        rows = _kept(group, name, by_head, dtype=dtype).copy_(rows)
+    heads, width = by_head.shape[0], by_head.shape[-1]
+    return rows.reshape(heads, b, -1, width)[:, :, : group.kv_length].transpose(0, 1)
 
 
-def _kept(group: Group, name: str, pool: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """[b * P, PAGE, Hkv, D], the same memory for every layer of this shape."""
-    shape = pool.shape[1:]
-    kept = group.gathered.get((name, shape, dtype))
+def _kept(group: Group, name: str, by_head: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """[Hkv, b * P, PAGE, D], the same memory for every layer of this shape."""
+    heads, _, page, width = by_head.shape
+    kept = group.gathered.get((name, (heads, width), dtype))
     if kept is None:
-        kept = group.gathered[name, shape, dtype] = pool.new_empty(group.pages.numel(), *shape, dtype=dtype)
+        kept = by_head.new_empty(heads, group.pages.numel(), page, width, dtype=dtype)
+        group.gathered[name, (heads, width), dtype] = kept
     return kept

@@ -28,7 +28,8 @@ class LayerShape:
 class KVPool:
     """Keys and values of all layers in pages of `PAGE` tokens; page ids are shared by all layers.
 
-    ``keys[i]`` is [num_pages, PAGE, heads, key_dim], ``values[i]`` likewise. The memory is taken once, at construction.
+    ``keys[i]`` is [num_pages, PAGE, heads, key_dim], ``values[i]`` likewise. The memory is taken once, at construction;
+    in it each head's pages lie together, so that attention reads a context front to back.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class KVPool:
     ) -> None:
         self.layers = layers
         self.num_pages = num_pages
-        self.keys = [torch.zeros(num_pages, PAGE, s.num_heads, s.key_dim, dtype=dtype, device=device) for s in layers]
-        self.values = [
-            torch.zeros(num_pages, PAGE, s.num_heads, s.value_dim, dtype=dtype, device=device) for s in layers
-        ]
+
+        def taken(heads: int, width: int) -> Tensor:
+            return torch.zeros(heads, num_pages, PAGE, width, dtype=dtype, device=device).permute(1, 2, 0, 3)
+
+        self.keys = [taken(s.num_heads, s.key_dim) for s in layers]
+        self.values = [taken(s.num_heads, s.value_dim) for s in layers]
         self._free = list(range(num_pages - 1, -1, -1))  # descending: pop gives ascending, so runs stay contiguous
 
     @property
