@@ -177,8 +177,8 @@ OWN: dict[str, dict[str, Maker]] = {
     "dspark": {
         "own-vanilla": partial(own, **_DSPARK, markov="vanilla", confidence="hidden+markov"),
         "own-gated": partial(own, **_DSPARK, markov="gated", confidence="hidden"),
-        "own-rnn-reduced": partial(_reduced, **_DSPARK, markov="rnn", confidence="hidden+markov"),
     },
+    "dspark-rnn": {"own-reduced": partial(_reduced, **_DSPARK, markov="rnn", confidence="hidden+markov")},
     "eagle3": {
         "own-reduced": partial(_reduced, kind=DraftKind.EAGLE3),
         "own": partial(own, kind=DraftKind.EAGLE3, recycle="post_norm", embed_from="checkpoint", window=6),

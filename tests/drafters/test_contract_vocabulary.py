@@ -102,6 +102,9 @@ def test_t8_reduced_drafts_stay_inside_their_map_and_its_share_is_stated(case: C
     requests = asked(4, vocab=VOCAB, seed=13, sampling=Sampling(2.0))
     _, watched = contest(stable, case, requests, k=4)
     seen = {t for found in watched.rounds.values() for t in found.tokens}
+    declared = getattr(watched.drafter, "id_map", None)
+    assert declared is not None, f"{case} has a reduced vocabulary and no id_map; records cannot tell what it covers"
+    assert set(declared.tolist()) == ids
     assert seen <= ids, f"{case} drafted {seen - ids}, which its draft vocabulary does not name"
     assert len(seen) > 1
     lines = inspect(source, target_config=stable.target(case).config).would_do

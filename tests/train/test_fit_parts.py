@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specbench_drafters.formats import packaged
 from support_models import tiny_llama_dir
 from support_training import METHODS, MemoryStore, bound, memory_store, recipe, trained_target, view_of
 
@@ -300,20 +299,6 @@ def test_taps_by_number_are_spread_evenly() -> None:
     for layers, count, wanted in ((36, 5, (2, 10, 18, 26, 34)), (40, 5, (2, 11, 20, 29, 38)), (30, 3, (2, 15, 28))):
         view = replace(view_of(MODEL), num_layers=layers)
         assert method.taps(view, options={"taps": count}).boundaries == wanted
-
-
-def test_packaged_weights_are_found_by_target_and_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = registry.load("formats", "packaged")
-    assert packaged.ROOT.parts[-2:] == ("specbench_drafters", "weights")
-    monkeypatch.setattr(packaged, "ROOT", tmp_path)
-    folder = tmp_path / "smollm2-135m" / "dspark-rnn"
-    folder.mkdir(parents=True)
-    assert tool.find("smollm2-135m", "dspark-rnn") is None
-    (folder / "config.json").write_text("{}")
-    assert tool.find("smollm2-135m", "dspark-rnn") == folder
-    assert tool.find("smollm2-135m", "dspark_rnn") == folder
-    assert tool.find("smollm2-135m", "dspark") is None
-    assert tool.find("../smollm2-135m", "dspark-rnn") is None
 
 
 def test_first_tokens_of_a_sequence_start_no_chain() -> None:
