@@ -240,9 +240,10 @@ def _settings(run: RunSpec, *, repeat: int) -> dict[str, str]:
         "temperature": run.temperature,
         "seed": run.seed,
         "method": run.methods[0],
-        "policy": run.policy,
         "repeat": repeat + 1,
     }
+    if run.methods[0].name != BASELINE:
+        found["policy"] = run.policy
     if "rate" in run.load:
         found["rate"] = run.load["rate"]
     if run.methods[0].draft_length is not None:
@@ -296,7 +297,7 @@ def _place(cell: SweepCell) -> str:
 
 
 def _arm(cell: SweepCell) -> str:
-    return f"{cell.settings['method']}/{cell.settings['policy']}"
+    return f"{cell.settings['method']}/{cell.settings.get('policy')}"
 
 
 def _shuffled(items: Sequence[T], turn: int, name: Callable[[T], str]) -> list[T]:

@@ -121,8 +121,6 @@ class SweepSpec(_Strict):
 
     def _check_base(self) -> None:
         for name in self.base:
-            if name == "methods":
-                raise ValueError("methods are an axis here: list them as method = [...] under [axes]")
             if name not in RunSpec.model_fields:
                 raise unknown_name("setting of [base]", name, set(RunSpec.model_fields) - {"methods"})
             if name in ("load", "mix", "drafters", "options") and not isinstance(self.base[name], dict):
@@ -243,6 +241,8 @@ def build_sweep(document: Mapping[str, Any], *, name: str, sets: Iterable[str] =
     for section in ("base", "axes"):
         if not isinstance(whole.setdefault(section, {}), dict):
             raise ConfigError(f"[{section}] must be a table, not {whole[section]!r}; correct it")
+    if "methods" in whole["base"]:
+        raise ConfigError("methods are an axis of a sweep: list them as method = [...] under [axes]")
     if "method" not in whole["axes"]:
         raise ConfigError("a sweep needs its methods: write method = [...] under [axes]")
     axes = validated(Axes, whole["axes"], section="axes", word="axis")

@@ -60,7 +60,7 @@ class TimeEstimates:
             rate = self.rates.get(_features(cell, axes))
             if rate is not None:
                 return rate * tokens
-        return PRIOR_CELL_S + tokens / PRIOR_TOKENS_PER_S
+        return PRIOR_CELL_S + tokens / (PRIOR_TOKENS_PER_S * cell.run.concurrency)
 
     def total(self, cells: Sequence[SweepCell]) -> float:
         """Expected seconds of all of them, one after the other."""
@@ -71,7 +71,7 @@ class TimeEstimates:
         """What the estimate rests on, in words."""
         if self.cells:
             return f"from {self.cells} finished cell{'s' if self.cells > 1 else ''}"
-        return f"assuming {PRIOR_TOKENS_PER_S:g} output tokens a second, as nothing is finished yet"
+        return f"assuming {PRIOR_TOKENS_PER_S:g} tokens a second and user, as nothing is finished yet"
 
 
 def _features(cell: SweepCell, axes: tuple[str, ...]) -> tuple[str | None, ...]:
