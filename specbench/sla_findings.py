@@ -140,6 +140,8 @@ def search_row(contest: Contest, space: Space, level: Sla, *, index: int) -> Sea
     common: dict[str, Any] = {"method": contest.label, "level": index, "judged": rows}
     if contest.trouble is not None:
         return SearchRow(**common, outcome="not measured", reason=contest.trouble)
+    if next_load(space, {p.load: p.passed for p in probes}) is not None:
+        return SearchRow(**common, outcome="not measured", reason="interrupted before the search had ended")
     best = None if finding.best is None else contest.loads[finding.best]
     return SearchRow(
         **common,

@@ -15,6 +15,7 @@ from specbench.cli import (
     profile,
     records,
     run_command,
+    sla,
     sweep,
     train,
     train_fit,
@@ -39,6 +40,7 @@ app.command("export")(inspect.export)
 app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(compare.compare)
+app.command("sla")(sla.sla)
 app.command("sweep")(sweep.sweep)
 train.app.command("fit")(train_fit.fit)
 train.app.command("export")(train_fit.export)
