@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from specbench import provenance
 from specbench.cell import Measurement, PlannedCell, measure_cell, plan_cell
-from specbench.config import BASELINE, MethodSpec, RunSpec
+from specbench.config import BASELINE, RunSpec
 from specbench.errors import ConfigError, SpecbenchError
 from specbench.interrupt import StopSignal
 from specbench.judging import judge
@@ -179,29 +179,37 @@ class _Prober:
     user_fault: bool = False
     notes: list[str] = field(default_factory=list)
     family: dict[str, Any] = field(default_factory=dict)
-    methods: dict[str, MethodSpec] = field(default_factory=dict)
     _sessions: dict[int, Session] = field(default_factory=dict)
     _planned: dict[tuple[int, str], PlannedCell] = field(default_factory=dict)
     _controls: dict[tuple[int, float], tuple[Measurement, str]] = field(default_factory=dict)
     _machine: dict[str, Any] = field(default_factory=dict)
 
     def plan(self) -> dict[str, Contest]:
-        """Load the target and try every contestant. Errors: SpecbenchError."""
-        spec = self.request.spec
-        session = self._session(0)
-        self._check_prompts(session)
-        for method in spec.cells():
-            cell = plan_cell(self._under(session, self.request.space.high), method, step=self.screen.step)
-            if cell.label in self.methods:
-                raise ConfigError(f"'{method.label}' is listed twice ({cell.label}); list it once")
-            self.methods[cell.label] = method
-            self._planned[0, cell.label] = cell
+        """Load the target, draw the prompts of every repeat and try every contestant. Errors: SpecbenchError."""
+        for repeat in range(self.request.repeats):
+            session = self._open(repeat)
+            for method in self.request.spec.cells():
+                high = self._under(session, self.request.space.high)
+                cell = plan_cell(high, method, step=silent_step if repeat else self.screen.step)
+                if (repeat, cell.label) in self._planned:
+                    raise ConfigError(f"'{method.label}' is listed twice ({cell.label}); list it once")
+                self._planned[repeat, cell.label] = cell
+        session = self._sessions[0]
         self._machine = provenance.collect(device=session.device, threads=session.threads)
         busy = self._machine["load"].get("busy")
         if busy is not None:
             self.notes.append(str(busy))
             self.screen.say(str(busy))
-        return {label: Contest(label) for label in self.methods}
+        return {label: Contest(label) for repeat, label in self._planned if repeat == 0}
+
+    def _open(self, repeat: int) -> Session:
+        spec = self.request.spec
+        seeded = spec.model_copy(update={"seed": spec.seed + repeat})
+        at_most = at_load(seeded, self.request.space.high, whole=self.request.space.whole)
+        session = open_session(at_most, step=self.screen.step, shelf=self.shelf)
+        self._check_prompts(session)
+        self._sessions[repeat] = session
+        return session
 
     def _check_prompts(self, session: Session) -> None:
         """Errors: ConfigError when a closed loop would end before it is steady."""
@@ -212,24 +220,11 @@ class _Prober:
                 f"raise --num-prompts, add tasks, or search up to --max {count // MIN_TURNS}"
             )
 
-    def _session(self, repeat: int) -> Session:
-        if repeat not in self._sessions:
-            spec = self.request.spec
-            seeded = at_load(
-                spec.model_copy(update={"seed": spec.seed + repeat}), self.request.space.high,
-                whole=self.request.space.whole,
-            )  # fmt: skip
-            self._sessions[repeat] = open_session(seeded, step=self.screen.step, shelf=self.shelf)
-        return self._sessions[repeat]
-
     def _under(self, session: Session, load: float) -> Session:
         return replace(session, spec=at_load(session.spec, load, whole=self.request.space.whole))
 
     def _cell(self, session: Session, label: str, load: float, *, repeat: int) -> PlannedCell:
         """The planned cell under a load: nothing but the load differs between the probes of a contestant."""
-        if (repeat, label) not in self._planned:
-            high = self._under(session, self.request.space.high)
-            self._planned[repeat, label] = plan_cell(high, self.methods[label], step=silent_step)
         planned = self._planned[repeat, label]
         spec = at_load(session.spec, load, whole=self.request.space.whole)
         described = load_options(spec.workload, spec.load).described()
@@ -245,7 +240,7 @@ class _Prober:
         """
         text = f"{contest.label} at {load:g} {self.unit}, run {repeat + 1} of {self.request.repeats}"
         started_s, measured = time.time(), None
-        session = self._under(self._session(repeat), load)
+        session = self._under(self._sessions[repeat], load)
         cell = self._cell(session, contest.label, load, repeat=repeat)
         recorder = Recorder(session, self.command, self._facts(load, repeat))
         try:
