@@ -11,6 +11,8 @@ from specbench.errors import ConfigError
 from specbench.types import Prompt
 from specbench.workloads._draws import Draws
 
+_ROUNDING = 1e-12  # weights of .1 and .2 make a third of 27 a little less than 9
+
 
 def quotas(weights: Sequence[float], *, total: int) -> list[int]:
     """``total`` divided in the ratio of the weights, whole, by largest remainders; the first of equal ones wins."""
@@ -49,9 +51,7 @@ def mixed(tasks: Mapping[str, Task], weights: Mapping[str, float], *, limit: int
 
 
 def _fitting(shares: Sequence[float], held: Sequence[int], *, total: int) -> list[int]:
-    """Quotas of the largest total up to ``total`` that every task can fill."""
+    """Quotas of the largest total up to ``total`` whose exact shares every task can fill."""
     whole = math.fsum(shares)
-    total = min(total, math.floor(min((count + 1) * whole / share for count, share in zip(held, shares))))
-    while any(count > most for count, most in zip(quotas(shares, total=total), held)):
-        total -= 1
-    return quotas(shares, total=total)
+    room = min(count * whole / share for count, share in zip(held, shares))
+    return quotas(shares, total=min(total, math.floor(room * (1 + _ROUNDING))))
