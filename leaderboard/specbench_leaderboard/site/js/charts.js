@@ -56,8 +56,26 @@
     const table = S.el("div", { class: "numbers" });
     const note = S.el("p", { class: "note" }, figure.note);
     const node = S.el("section", { class: "chart", id: figure.id }, S.el("h2", {}, figure.title), note, ...controls, plot);
-    nodes[figure.id] = { node, plot, table };
+    nodes[figure.id] = { node, plot, table, near: false, paint: null };
     return node;
+  }
+
+  // drawing takes long, so a figure is drawn when the reader comes near it; its table is there at once
+  const watcher = new IntersectionObserver(
+    function (entries) {
+      for (const entry of entries.filter((one) => one.isIntersecting)) {
+        const part = Object.values(nodes).find((one) => one.node === entry.target);
+        part.near = true;
+        watcher.unobserve(part.node);
+        if (part.paint) part.paint();
+      }
+    },
+    { rootMargin: "300px" }
+  );
+
+  function paint(part, draw) {
+    part.paint = draw;
+    if (part.near) draw();
   }
 
   function range() {
@@ -96,7 +114,7 @@
     slide.value = value;
     document.getElementById("floor").value = value;
     nodes.frontier.table.replaceChildren(S.frontierTable(drawn(), value));
-    if (move) Plotly.relayout(nodes.frontier.plot, { "shapes[0].x0": value, "shapes[0].x1": value, "annotations[0].x": value });
+    if (move && nodes.frontier.plot.layout) Plotly.relayout(nodes.frontier.plot, { "shapes[0].x0": value, "shapes[0].x1": value, "annotations[0].x": value });
   }
 
   function drawFrontier() {
@@ -105,11 +123,13 @@
     part.node.hidden = !usable.length;
     if (!usable.length) return;
     drawFloor(false);
-    S.frontierPlot(part.plot, usable, floor(), { methods: index.methods });
-    part.plot.removeAllListeners("plotly_relayout");
-    part.plot.on("plotly_relayout", function (event) {
-      const x = event["shapes[0].x0"];
-      if (x !== undefined && Math.abs(x - floor()) > 0.05) setFloor(x);
+    paint(part, function () {
+      S.frontierPlot(part.plot, usable, floor(), { methods: index.methods });
+      part.plot.removeAllListeners("plotly_relayout");
+      part.plot.on("plotly_relayout", function (event) {
+        const x = event["shapes[0].x0"];
+        if (x !== undefined && Math.abs(x - floor()) > 0.05) setFloor(x);
+      });
     });
   }
 
@@ -119,7 +139,7 @@
     part.node.hidden = !made.rows.length;
     if (!made.rows.length) return;
     part.plot.style.height = made.layout.height ? made.layout.height + "px" : "";
-    S.plot(part.plot, made.traces, made.layout);
+    paint(part, () => S.plot(part.plot, made.traces, made.layout));
     part.table.replaceChildren(S.table(figure.title, made.heads, made.rows));
   }
 
@@ -138,7 +158,7 @@
     );
     const curve = curves[point.id][k];
     const [traces, layout] = S.reliability(curve, S.mark(point.method, index.methods), S.seriesName(point) + ", k = " + k);
-    S.plot(part.plot, traces, layout);
+    paint(part, () => S.plot(part.plot, traces, layout));
     const rows = curve.bins.map((bin) => [bin[0].toFixed(3), bin[1].toFixed(3), String(bin[2])]);
     const caption = S.seriesName(point) + ", position " + k + (curve.ece ? ": ECE " + curve.ece[3] : "");
     part.table.replaceChildren(S.table(caption, [{ title: "Mean forecast", num: true }, { title: "Share accepted", num: true }, { title: "Positions", num: true }], rows));
@@ -172,6 +192,7 @@
     nodes.frontier.node.append(nodes.frontier.table);
     for (const [id, part] of Object.entries(nodes)) {
       if (id !== "frontier") part.node.append(S.el("details", {}, S.el("summary", {}, "Numbers"), part.table));
+      watcher.observe(part.node);
     }
   }
 
