@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specbench.config import MethodSpec
-from specbench.errors import ConfigError, SpecbenchError
+from specbench.errors import ConfigError, SpecbenchError, UnknownNameError
 from specbench.sweep_plan import expand
 from specbench.sweep_spec import build_sweep, read_sweep
 from specbench.sweep_time import parse_duration
@@ -74,7 +74,7 @@ def test_contradictions_are_one_clear_line(parts: dict[str, Any], says: str) -> 
     ],
 )
 def test_what_no_run_takes_is_found_when_the_cells_are_made(parts: dict[str, Any], says: str) -> None:
-    with pytest.raises(SpecbenchError, match="(?s).") as refused:
+    with pytest.raises((ConfigError, UnknownNameError)) as refused:
         expand(build(**parts))
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
