@@ -120,8 +120,8 @@ def cell(method: str, *, k: int = 7, users: int = 1, policy: str | None = None, 
         "draft_length": k,
         "created": created,
         "command": ["specbench", "run", "--method", f"{method}:{k}", "--concurrency", str(users)],
-        "spec": {"method": method, "policy": policy, "temperature": temperature, "concurrency": users, "dtype": "float32",
-                 "seed": seed, "tasks": ["starter-math", "starter-code", "starter-chat"], "threads": 1},
+        "spec": {"method": method, "policy": policy, "temperature": temperature, "concurrency": users,
+                 "dtype": "float32", "seed": seed, "tasks": ["starter-math", "starter-code", "starter-chat"], "threads": 1},
         "key": _key(users, temperature, target, hardware),
         "target": {"name": target, "sha256": digest(target), "source": "hub"},
         "drafter": {"name": name, "sha256": digest(name), "source": "package"} if trained or drafter else None,
@@ -178,8 +178,8 @@ def many(count: int) -> Iterator[Record]:
             for users in (1, 2, 4, 8, 16, 32, 64):
                 for method in METHODS:
                     for k in (1, 2, 3, 5, 7) if method != "vanilla" else (0,):
-                        yield cell(method, k=k, users=users, target=f"target-{target}", drafter=f"{method}-{number % 97}",
-                                   seed=number, detail=False)  # fmt: skip
+                        yield cell(method, k=k, users=users, target=f"target-{target}", seed=number, detail=False,
+                                   drafter=f"{method}-{number % 97}")  # fmt: skip
                         number += 1
                         if number == count:
                             return

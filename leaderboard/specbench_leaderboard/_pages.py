@@ -1,4 +1,4 @@
-"""Pages from templates. Everything that a record says is text: autoescape is on, and no template marks any of it safe."""
+"""Pages from templates. What a record says is text: autoescape is on, and no template marks any of it as safe."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
 
 def serve(folder: Path, *, port: int = 0, ready: Callable[[str], None], stop: threading.Event | None = None) -> None:
-    """Serve ``folder`` until Ctrl-C or ``stop``; ``ready`` is told the address. Errors: ConfigError for a taken port."""
+    """Serve ``folder`` until Ctrl-C or ``stop``; ``ready`` is told the address. Errors: ConfigError: port taken."""
     handler = functools.partial(_Handler, directory=str(folder))
     try:
         server = ThreadingHTTPServer((HOST, port), handler)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _ACCEPTANCE = {
-    "tau": "Tokens committed per decoding round: the sum of committed tokens over the number of rounds, pooled over all "
-    "rounds. The correction or bonus token counts, the prefill's token does not, so plain decoding has exactly 1.",
+    "tau": "Tokens committed per decoding round: the sum of committed tokens over the number of rounds, pooled over "
+    "all rounds. The correction or bonus token counts, the prefill's token does not, so plain decoding has exactly 1.",
     "tau_macro_tasks": "Plain mean of the pooled tau of each task.",
     "tau_macro_domains": "Plain mean of the pooled tau of each domain.",
     "tau_deepspec": "tau as DeepSpec counts it: a stop token accepted as draft i makes the round worth i.",
@@ -109,6 +109,12 @@ _ALARMS = {
     "rounds that drafted in full.",
 }
 
+_RECORDED = {
+    "joules_per_token": "Energy of the whole device in the measured window, idle time included, over the output tokens "
+    "made in it.",
+    "draft_vocabulary_coverage": "Share of the committed tokens that a drafter with a reduced vocabulary can name.",
+}
+
 DEFINITIONS: Mapping[str, Mapping[str, str]] = {
     "acceptance": _ACCEPTANCE,
     "positions": _POSITIONS,
@@ -118,5 +124,6 @@ DEFINITIONS: Mapping[str, Mapping[str, str]] = {
     "calibration": _CALIBRATION,
     "losslessness": _LOSSLESSNESS,
     "alarms": _ALARMS,
+    "recorded": _RECORDED,
 }
-"""By metric group, then by metric name."""
+"""By metric group, then by metric name; "recorded" are those whose evidence is a block of the record itself."""

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 
 from specbench import registry
+from specbench.metrics import METRICS_VERSION
+from specbench.metrics import _recorded as _recorded_module
 from specbench.metrics._definitions import DEFINITIONS
 
 
@@ -37,7 +39,13 @@ def entries() -> list[Entry]:
         texts = [*_paragraphs(module.__doc__ if module is not None else None), *_paragraphs(function.__doc__)]
         known = dict(DEFINITIONS.get(name, {}))
         found.append(Entry(name, metric.unit, metric.better, metric.version, tuple(dict.fromkeys(texts)), known))
-    return found
+    return [*found, _recorded()]
+
+
+def _recorded() -> Entry:
+    """Estimates that no metric of a trace gives: their evidence is a block of the record."""
+    texts = (*_paragraphs(_recorded_module.__doc__), *_paragraphs(_recorded_module.recorded_estimates.__doc__))
+    return Entry("recorded", "J/token", "neither", METRICS_VERSION, texts, dict(DEFINITIONS["recorded"]))
 
 
 def group_of(metric: str) -> str | None:
