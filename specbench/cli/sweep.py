@@ -50,10 +50,13 @@ def sweep(
 
 
 def _dry_run(spec: Any, folder: Path, chosen: dict[str, Any]) -> int:
-    from specbench.sweep import ResultsFolder, make_plan
+    from specbench.sweep_folder import ResultsFolder
     from specbench.sweep_time import in_words
 
-    plan = make_plan(spec, ResultsFolder.open(folder, mend=False), **chosen)
+    results = ResultsFolder.open(folder, mend=False)  # refused at once, before what takes seconds to import
+    from specbench.sweep import make_plan
+
+    plan = make_plan(spec, results, **chosen)
     for cell in plan.cells:
         expected = in_words(plan.estimates.seconds(cell))
         typer.echo(f"{cell.key}  {plan.state(cell):<6}  {expected:>7}  {plan.label(cell)}")
