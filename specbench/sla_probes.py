@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from specbench import provenance
+from specbench import provenance, registry
 from specbench.cell import Measurement, PlannedCell, measure_cell, plan_cell
 from specbench.config import BASELINE, RunSpec
 from specbench.errors import ConfigError, SpecbenchError
@@ -29,6 +29,7 @@ from specbench.session import Session, TargetShelf, open_session
 from specbench.sla import Sla, Space
 from specbench.sla_findings import Contest, LoadData, ProbeRun, gains, level_row, probe_rows, probe_run, search_row
 from specbench.types import Status
+from specbench.workloads._options import LoadOptions
 from specbench.workloads.driver import DriveProgress
 from specbench.workloads.patterns import load_options
 
@@ -60,6 +61,11 @@ class SlaRequest:
         if not self.space.whole and spec.workload == "closed":
             spec = spec.model_copy(update={"workload": "poisson", "load": {}})
         if not self.space.whole:
+            pattern = registry.load("workloads", spec.workload)
+            if "rate" not in getattr(pattern, "Options", LoadOptions).model_fields:
+                raise ConfigError(
+                    f"the load pattern '{spec.workload}' has no rate to search over; use poisson, say"
+                )
             load_options(spec.workload, {**spec.load, "rate": self.space.start})
         return replace(self, spec=spec)
 
@@ -88,9 +94,7 @@ class SlaSummary:
         """In one line, that no load holds any level and how near the nearest came."""
         first = min(self.result.searches, key=lambda row: row.level)
         bound = self.result.levels[first.level].label
-        return (
-            f"no method holds '{bound}' at any load: {first.method}: {first.reason}; ask for less, or search elsewhere"
-        )
+        return f"no method holds '{bound}': {first.method}: {first.reason}; ask for less, or search other loads"
 
 
 class Screen(Protocol):
