@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specbench.records.schema import Record
 from specbench.records.store import write_atomic
+
+COUNTED_AS = {
+    "tau_deepspec": "DeepSpec",
+    "tau_counters": "vLLM",
+    "tau_tokens": "SGLang",
+    "tau_chunks": "SPEED-Bench",
+    "tau_request_mean": "DFlash",
+}
+"""Whose way of counting accepted length each named variant of tau is (metrics.md gives the formulas)."""
 
 SCOPE_COLUMNS = ("domain", "task", "k", "gamma", "stat", "steps")
 COLUMNS = (
@@ -28,7 +37,17 @@ COLUMNS = (
     "verdict",
     "comparability_sha256",
     "metrics_version",
+    "cell_key",
+    "baseline",
+    "policy",
+    "seed",
+    "load",
+    "tasks",
+    "prompts",
+    "git_sha",
+    "error",
     "metric",
+    "counted_as",
     *SCOPE_COLUMNS,
     "scope",
     "value",
@@ -62,7 +81,30 @@ def run_columns(record: Record) -> dict[str, Cell]:
         "verdict": record.verdict.outcome if record.verdict is not None else None,
         "comparability_sha256": record.comparability_sha256,
         "metrics_version": record.metrics_version,
+        "cell_key": record.cell_key,
+        "baseline": record.baseline,
+        "policy": record.spec.get("policy"),
+        "seed": record.spec.get("seed"),
+        "load": record.comparability.get("load"),
+        "tasks": _joined(record.spec.get("tasks") or ()),
+        "prompts": (record.comparability.get("prompt_set") or {}).get("count"),
+        "git_sha": record.provenance.get("git_sha"),
+        "error": " ".join(record.error.message.split()) if record.error is not None else None,
     }
+
+
+def _quoted(text: object) -> str:
+    """Free of the characters that join parts; nothing else is touched."""
+    return str(text).replace("%", "%25").replace(";", "%3B").replace("=", "%3D")
+
+
+def _joined(parts: Iterable[object]) -> str:
+    return ";".join(_quoted(part) for part in parts)
+
+
+def scope_text(scope: Mapping[str, str]) -> str:
+    """A scope as one text, ``domain=math;k=3``; what joins the parts is percent-encoded inside them."""
+    return ";".join(f"{_quoted(name)}={_quoted(value)}" for name, value in scope.items())
 
 
 def rows(records: Sequence[Record]) -> Iterator[dict[str, Cell]]:
@@ -75,8 +117,9 @@ def rows(records: Sequence[Record]) -> Iterator[dict[str, Cell]]:
             yield {
                 **facts,
                 "metric": row.metric,
+                "counted_as": COUNTED_AS.get(row.metric),
                 **{name: row.scope.get(name) for name in SCOPE_COLUMNS},
-                "scope": ";".join(f"{name}={value}" for name, value in row.scope.items()),
+                "scope": scope_text(row.scope),
                 "value": row.value,
                 "unit": row.unit,
                 "low": row.low,
@@ -98,4 +141,4 @@ def to_csv(records: Sequence[Record]) -> str:
 
 def write_csv(records: Sequence[Record], path: Path) -> None:
     """Write the tidy table, whole or not at all. Errors: RecordError."""
-    write_atomic(path, to_csv(records).encode())
+    write_atomic(path, to_csv(records).encode(errors="backslashreplace"))

@@ -91,7 +91,7 @@ def _cells(record: Record, scope: dict[str, str], *, with_histogram: bool) -> li
     return [*cells, _verdict(record)]
 
 
-def _vocabulary(record: Record) -> list[str]:
+def vocabulary_remarks(record: Record) -> list[str]:
     """How much of the text a drafter with a reduced vocabulary could name."""
     known = record.draft_vocabulary
     if known is None or known.share is None:
@@ -117,7 +117,7 @@ def _remarks(records: Sequence[Record]) -> list[RenderableType]:
         if record.spec.get("temperature") and ours is not None and theirs is not None:
             lengths = f"{ours.value:.1f} tokens a request against {theirs.value:.1f} of the baseline"
             found.append(Text(f"{label}: output lengths: {lengths}", style="dim"))
-        found += [Text(f"{label}: {text}", style="dim") for text in _vocabulary(record)]
+        found += [Text(f"{label}: {text}", style="dim") for text in vocabulary_remarks(record)]
         found += [Text(f"{label}: {alarm.name}: {alarm.message}", style="yellow") for alarm in record.alarms]
     return found
 

@@ -1,0 +1,111 @@
+"""``export``: records as tables and text for a paper or another program, or a checkpoint in another layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from specbench.records.schema import Record
+
+FORMATS = ("csv", "latex", "markdown", "methods", "schema")
+_CHECKPOINT = "A checkpoint"
+
+
+def export(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECORDS", help="Files, run ids or folders \\[runs]. With --layout: CHECKPOINT DESTINATION."
+        ),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", "-f", metavar="|".join(FORMATS), help="What to write; methods as LaTeX to a .tex."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to. \\[the screen]")] = None,
+    folder: Annotated[Path, typer.Option("--in", help="Where to look run ids up.")] = Path("runs"),
+    layout: Annotated[
+        str | None,
+        typer.Option("--layout", "-l", help="deepspec, speculators or specbench.", rich_help_panel=_CHECKPOINT),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="The checkpoint's target.", rich_help_panel=_CHECKPOINT)
+    ] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Read a field of it otherwise.", rich_help_panel=_CHECKPOINT),
+    ] = None,
+) -> None:
+    """Write records as a tidy CSV, LaTeX or Markdown tables, a methods paragraph, or give their JSON Schema.
+
+    With --layout: write a checkpoint in another layout, read it back, and refuse what the layout cannot express.
+    """
+    from specbench.errors import ConfigError, unknown_name
+
+    given = sources or []
+    if layout is not None:
+        if form is not None or out is not None:
+            raise ConfigError("--layout writes a checkpoint, --format and --out write records; give one of the two")
+        if len(given) != 2:
+            raise ConfigError(f"--layout takes a checkpoint and a new folder, seen {len(given)} names; give both")
+        from specbench.cli.inspect import export as export_checkpoint
+
+        export_checkpoint(given[0], Path(given[1]), layout=layout, target=target, sets=sets)
+        return
+    if target is not None or sets:
+        raise ConfigError("--target and --set belong to a checkpoint; add --layout, or drop them")
+    if form is None:
+        raise ConfigError(f"nothing says what to write; give --format {'|'.join(FORMATS)} (checkpoints: --layout)")
+    if form not in FORMATS:
+        raise unknown_name("format", form, FORMATS)
+    _export_records(given, form, out=out, folder=folder)
+
+
+def _export_records(sources: list[str], form: str, *, out: Path | None, folder: Path) -> None:
+    from specbench.errors import ConfigError
+    from specbench.records import store
+    from specbench.records.sources import collect
+
+    records: list[Record] = []
+    if form != "schema":
+        found = collect(sources, folder=folder)
+        if out is not None and out.resolve() in {path.resolve() for path in found.files}:
+            raise ConfigError(f"{out} is one of the records; name another file with --out")
+        for error in found.broken:
+            typer.echo(f"warning: left out: {error}", err=True)
+        records = list(found.records)
+    elif sources:
+        raise ConfigError(f"the schema is that of every record; drop '{sources[0]}'")
+    data = _text(records, form, latex=out is not None and out.suffix == ".tex").encode(errors="backslashreplace")
+    if out is None:
+        typer.echo(data.decode(), nl=False)
+        return
+    store.write_atomic(out, data)
+    of = f" of {len(records)} record{'s' if len(records) > 1 else ''}" if records else " of records"
+    typer.echo(f"{out}: {form}{of}")
+
+
+def _text(records: list[Record], form: str, *, latex: bool) -> str:
+    if form == "schema":
+        from specbench.records.json_schema import to_json
+
+        return to_json()
+    if form == "csv":
+        from specbench.records.tidy import to_csv
+
+        return to_csv(records)
+    if form == "markdown":
+        from specbench.report.markdown import to_markdown
+
+        return to_markdown(records)
+    from specbench.report.latex import escape_paragraphs, to_latex
+
+    if form == "latex":
+        return to_latex(records)
+    from specbench.report.methods import methods_text
+
+    text = methods_text(records)
+    return escape_paragraphs(text) if latex else text
