@@ -10,6 +10,7 @@ from specbench.cli import (
     calibrate,
     catalogue,
     compare,
+    export,
     inspect,
     leaderboard,
     profile,
@@ -36,7 +37,7 @@ app.command("list")(catalogue.list_names)
 app.command("fetch")(catalogue.fetch)
 app.command("show")(records.show)
 app.command("inspect")(inspect.inspect)
-app.command("export")(inspect.export)
+app.command("export")(export.export)
 app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(compare.compare)
