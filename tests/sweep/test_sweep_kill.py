@@ -13,6 +13,8 @@ from support_models import tiny_llama_dir
 from support_runs import write_prompts
 from support_sweep import Started, assert_same, await_that, cells, count_records, start
 
+from specbench import provenance
+
 SWEEP = """
 repeats = 2
 [base]
@@ -20,6 +22,7 @@ target = "{target}"
 tasks = ["{task}"]
 dtype = "float32"
 device = "cpu"
+threads = 1
 max_new_tokens = 8
 warmup = 0
 [axes]
@@ -37,6 +40,12 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "killed.toml"
     path.write_text(SWEEP.format(target=target, task=task))
     return path
+
+
+@pytest.fixture(autouse=True)
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits to see how busy the machine is."""
+    monkeypatch.setattr(provenance, "others_use", lambda **interval: 0.0)
 
 
 def kill_at_random(running: Started, folder: Path, *, more: int, chance: random.Random) -> None:
