@@ -10,8 +10,10 @@ from typing import Any
 
 from support_records import KEY, make_record
 
-from specbench.records import store
+from specbench.records import sla_result, store
 from specbench.records.schema import Record, digest
+from specbench.records.sla_result import SlaResult
+from specbench.report import series
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 HOSTILE_TARGET = "</script><script>window.hacked=2</script>"
@@ -121,7 +123,8 @@ def cell(method: str, *, k: int = 7, users: int = 1, policy: str | None = None, 
         "created": created,
         "command": ["specbench", "run", "--method", f"{method}:{k}", "--concurrency", str(users)],
         "spec": {"method": method, "policy": policy, "temperature": temperature, "concurrency": users,
-                 "dtype": "float32", "seed": seed, "tasks": ["starter-math", "starter-code", "starter-chat"], "threads": 1},
+                 "dtype": "float32", "seed": seed, "threads": 1,
+                 "tasks": ["starter-math", "starter-code", "starter-chat"]},
         "key": _key(users, temperature, target, hardware),
         "target": {"name": target, "sha256": digest(target), "source": "hub"},
         "drafter": {"name": name, "sha256": digest(name), "source": "package"} if trained or drafter else None,
@@ -189,3 +192,27 @@ def write_all(folder: Path, records: Sequence[Record]) -> None:
     """Write records as a run does."""
     for record in records:
         store.write(folder, record)
+
+
+def search(records: Sequence[Record]) -> SlaResult:
+    """A search over the loads of a sweep: dspark and dflash against plain decoding, which no load lets through."""
+    probes, searches = [], []
+    for method in ("dspark", "dflash", "vanilla"):
+        runs = {r.spec["concurrency"]: r for r in records if r.method == method and r.draft_length in (0, 7)
+                and str(r.spec["policy"]).startswith("fixed") and not r.spec["temperature"]}  # fmt: skip
+        for load, record in sorted(runs.items()):
+            run = {"run_id": record.run_id, "repeat": 0, "seed": 0, "requests": 60, "throughput": 1.0, "speed": 1.0,
+                   "in_flight": 1.0, "served": 1.0}  # fmt: skip
+            probes.append({"method": method, "load": load, "runs": [run], "estimates": []})
+        row = {"method": method, "level": 0, "outcome": "not attainable", "reason": "no load holds the floor"}
+        if method != "vanilla":
+            row |= {"outcome": "attained", "reason": "8 users pass, 16 fail", "requests": 60, "best": 8, "max_pass": 8,
+                    "first_fail": 16, "throughput": runs[8].find("steady_tokens_per_s"),
+                    "speed": runs[8].find("tokens_per_s_user", stat="mean")}  # fmt: skip
+        searches.append(row)
+    return sla_result.build(
+        created="2026-01-05T00:00:00Z", command=["specbench", "sla", "--floor", "120", HOSTILE], metrics_version="1",
+        complete=True, levels=[{"label": "tok/s/user >= 120", "floor": 120.0}], repeats=1, few=3.0, baseline="vanilla",
+        space={"over": "concurrency", "start": 1, "low": 1, "high": 32, "tolerance": 0.1, "beyond": 1},
+        family=series.family_key(records[0]), probes=probes, searches=searches, notes=[HOSTILE],
+    )  # fmt: skip

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from specbench.records.schema import EstimateRow, Record
-from specbench.report import glossary, numbers
+from specbench.records.sla_result import SlaResult
+from specbench.report import glossary, numbers, sla_rows
 from specbench.report.board import COLUMNS, EVERYTHING, Group, Row
 from specbench.report.tables import method_label
 from specbench_leaderboard import _shards
@@ -86,11 +87,25 @@ class Pages:
             {"group": group, "title": group_title(group), "rows": _shards.table_rows(group) if not number else []}
             for number, group in enumerate(groups[:_FEW_GROUPS])
         ]
-        return self._render("ranking.html", root="", section="Ranking", groups=entries, columns=self._columns)
+        columns = _used(groups[0], self._columns) if groups else []
+        return self._render("ranking.html", root="", section="Ranking", groups=entries, columns=columns)
 
     def charts(self, records: int) -> str:
         """The page that scripts draw charts on."""
         return self._render("charts.html", root="", section="Charts", records=records)
+
+    def sla(self, searches: Sequence[SlaResult], known: Collection[str]) -> str:
+        """Searches for SLA-bound throughput, a table per service level; ``known`` are the runs that have a page."""
+        entries = [
+            {
+                "result": result,
+                "command": shlex.join(result.command),
+                "unit": "users" if result.space.over == "concurrency" else "requests/s",
+                "levels": [(level.label, list(sla_rows.lines(result, i))) for i, level in enumerate(result.levels)],
+            }
+            for result in searches
+        ]
+        return self._render("sla.html", root="", section="SLA", searches=entries, known=known)
 
     def data(self, records: Sequence[Record], groups: Sequence[Group], unreadable: Sequence[str]) -> str:
         """Downloads, what could not be read, and the rules of ranking."""
@@ -106,7 +121,7 @@ class Pages:
             title=group_title(group),
             group=group,
             rows=_shards.table_rows(group),
-            columns=self._columns,
+            columns=_used(group, self._columns),
             key=list(flat(group.key)),
         )
 
@@ -145,6 +160,12 @@ class Pages:
         for entry in self._entries:
             text = self._render("metric.html", root="../", section="Metrics", entry=entry)
             yield f"metrics/{entry.name}.html", text
+
+
+def _used(group: Group, columns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The columns that some row of the group has a value for."""
+    keys = {key for row in group.rows for cells in row.cells.values() for key in cells}
+    return [column for column in columns if column["key"] in keys]
 
 
 def _command(record: Record) -> str:

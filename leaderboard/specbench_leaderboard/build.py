@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import RecordError
-from specbench.records import store, tidy
+from specbench.records import sla_result, store, tidy
 from specbench.records.schema import Record
+from specbench.records.sla_result import SlaResult
 from specbench.report import board, series
 from specbench_leaderboard import _pages, _shards
 
@@ -36,15 +37,17 @@ def build(folder: Path, *, out: Path) -> Built:
     Errors: RecordError when ``folder`` does not exist, or ``out`` holds something else or cannot be written.
     """
     files, unreadable = _read(folder)
+    searches = _searches(folder, unreadable)
     records = sorted(files.values(), key=lambda record: (record.created, record.run_id))
     _prepare(out)
     groups, families = board.groups(records), series.families(records)
+    board.place_sla(groups, searches)
     try:
         _copy_assets(out)
         _write_data(out, groups, families)
         _write_downloads(out, files)
         pages = 0
-        for name, text in _all_pages(records, groups, unreadable):
+        for name, text in _all_pages(records, groups, searches, unreadable):
             path = out / name
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
             pages += 1
@@ -72,6 +75,19 @@ def _read(folder: Path) -> tuple[dict[Path, Record], list[str]]:
             seen.add(record.run_id)
             found[path] = record
     return found, unreadable
+
+
+def _searches(folder: Path, unreadable: list[str]) -> list[SlaResult]:
+    """Every search for SLA-bound throughput, the newest first; files that hold none are added to ``unreadable``."""
+    found: dict[str, SlaResult] = {}
+    for path in sorted(folder.rglob(f"{sla_result.PREFIX}*.json")):
+        try:
+            result = sla_result.read(path)
+        except RecordError as error:
+            unreadable.append(str(error).replace(f"{folder}/", ""))
+            continue
+        found[result.sla_id] = result
+    return sorted(found.values(), key=lambda result: (result.created, result.sla_id), reverse=True)
 
 
 def _prepare(out: Path) -> None:
@@ -128,11 +144,15 @@ def _write_downloads(out: Path, files: Mapping[Path, Record]) -> None:
 
 
 def _all_pages(
-    records: Sequence[Record], groups: Sequence[board.Group], unreadable: Sequence[str]
+    records: Sequence[Record],
+    groups: Sequence[board.Group],
+    searches: Sequence[SlaResult],
+    unreadable: Sequence[str],
 ) -> Iterator[tuple[str, str]]:
     pages = _pages.Pages()
     yield "index.html", pages.ranking(groups)
     yield "charts.html", pages.charts(len(records))
+    yield "sla.html", pages.sla(searches, {record.run_id for record in records})
     yield "data.html", pages.data(records, groups, unreadable)
     for group in groups:
         yield f"groups/{group.id}.html", pages.group(group)

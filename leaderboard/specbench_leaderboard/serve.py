@@ -34,12 +34,17 @@ def serve(folder: Path, *, port: int = 0, ready: Callable[[str], None], stop: th
         raise ConfigError(f"cannot serve on port {port}: {error.strerror or error}; choose another --port") from error
     with server:
         if stop is not None:
-            threading.Thread(target=lambda: (stop.wait(), server.shutdown()), daemon=True).start()
+            threading.Thread(target=_shut_down, args=(server, stop), daemon=True).start()
         ready(f"http://{HOST}:{server.server_address[1]}/")
         try:
             server.serve_forever(poll_interval=0.1)
         except KeyboardInterrupt:
             return
+
+
+def _shut_down(server: ThreadingHTTPServer, stop: threading.Event) -> None:
+    stop.wait()
+    server.shutdown()
 
 
 PLUGIN = serve

@@ -12,9 +12,11 @@ from typing import Any
 
 from specbench.records import keys
 from specbench.records.schema import EstimateRow, Record, digest
+from specbench.records.sla_result import SlaResult
 from specbench.report import numbers
 from specbench.report.tables import method_label
 
+SLA = "sla"
 Scope = tuple[tuple[str, str], ...]
 EVERYTHING: Scope = ()
 NO_CONTROL = "plain decoding is what the others are compared with"
@@ -55,6 +57,13 @@ COLUMNS = (
     ),
     Column("t_draft", "T_draft", "T_draft", "Mean drafting time of a decode round", _DECODE, "ms", "lower"),
     Column("t_verify", "T_verify", "T_verify", "Mean verification time of a decode round", _DECODE, "ms", "lower"),
+    Column(
+        SLA,
+        "SLA tok/s",
+        "",
+        "Largest steady throughput that a search found to hold a service level, at the load of this row",
+        scoped=False,
+    ),
     Column("ece", "ECE", "ece", "Calibration error of the confidence, worst position", better="lower", over="k"),
 )
 
@@ -148,6 +157,21 @@ def cell_of(row: EstimateRow, *, unit: str = "", where: str = "") -> Cell:
     else:
         text = numbers.bounded(row)
     return Cell(row.value, text, row.low, row.high, row.interval or "", f"{row.n} {row.n_of}", where)
+
+
+def place_sla(found: Sequence[Group], results: Sequence[SlaResult]) -> None:
+    """Give the rows that a search for SLA-bound throughput ended at their cell; of several levels, the first."""
+    rows = {row.record.run_id: row for group in found for row in group.rows}
+    for result in results:
+        probes = {(probe.method, probe.load): probe for probe in result.probes}
+        for search in sorted(result.searches, key=lambda search: search.level):
+            probe = None if search.best is None else probes.get((search.method, search.best))
+            if probe is None or search.throughput is None:
+                continue
+            cell = cell_of(search.throughput, where=result.levels[search.level].label)
+            for run in probe.runs:
+                if run.run_id in rows:
+                    rows[run.run_id].cells.setdefault(EVERYTHING, {}).setdefault(SLA, cell)
 
 
 def _cell(found: Estimates, column: Column, scope: Scope) -> Cell | None:

@@ -19,11 +19,12 @@ from specbench_leaderboard._shards import script_json
 from specbench_leaderboard.build import Built, build
 from specbench_leaderboard.serve import serve
 from support_records import make_record
-from support_site import HOSTILE, HOSTILE_TARGET, cell, hostile, sweep, write_all
+from support_site import HOSTILE, HOSTILE_TARGET, cell, hostile, search, sweep, write_all
 
 from specbench import registry
 from specbench.cli import main
 from specbench.errors import ConfigError, RecordError
+from specbench.records import sla_result
 from specbench.records.schema import Record
 from specbench.report import numbers
 
@@ -40,6 +41,8 @@ def site(records: list[Record], tmp_path_factory: pytest.TempPathFactory) -> Bui
     folder = tmp_path_factory.mktemp("built")
     write_all(folder / "records", records)
     (folder / "records" / f"{'0' * 16}.json").write_text("{half a rec")
+    (folder / "records" / "sla-0123.json").write_text("[]")
+    sla_result.write(folder / "records", search(records))
     return build(folder / "records", out=folder / "out")
 
 
@@ -104,9 +107,10 @@ def test_downloads_are_the_records_byte_for_byte_and_every_estimate(site: Built,
 
 def test_a_file_that_is_no_record_is_named_and_nothing_else_is_lost(site: Built, records: list[Record]) -> None:
     assert site.records == len(records)
-    assert len(site.unreadable) == 1
+    assert len(site.unreadable) == 2
     page = (site.index.parent / "data.html").read_text(encoding="utf-8")
     assert "0000000000000000.json: not complete JSON" in page
+    assert "sla-0123.json: schema version None" in page
     assert str(site.index.parent.parent) not in page  # no path of the machine
 
 
@@ -125,6 +129,22 @@ def test_markup_in_names_is_escaped_in_every_file(site: Built, records: list[Rec
     parser.feed((site.index.parent / "runs" / f"{records[-1].run_id}.html").read_text(encoding="utf-8"))
     assert not {"img", "b"} & set(parser.tags)
     assert parser.tags.count("script") == 5  # the page's own
+
+
+def test_a_search_has_its_table_and_its_value_stands_in_the_row_that_it_ended_at(
+    site: Built, records: list[Record]
+) -> None:
+    text = (site.index.parent / "sla.html").read_text(encoding="utf-8")
+    found = search(records)
+    (dspark,) = [row for row in found.searches if row.method == "dspark"]
+    (best,) = [probe.runs[0].run_id for probe in found.probes if probe.method == "dspark" and probe.load == dspark.best]
+    assert f'<td class="num">{numbers.bounded(dspark.throughput)}</td>' in text
+    assert "no load holds the floor" in text
+    assert f'href="runs/{best}.html"' in text
+    group = next(r for r in records if r.run_id == best).comparability_sha256[:12]
+    page = (site.index.parent / "groups" / f"{group}.html").read_text(encoding="utf-8")
+    assert "SLA tok/s" in page
+    assert page.count("tok/s/user &gt;= 120") == 2  # dspark and dflash
 
 
 def test_data_in_scripts_is_ascii_that_cannot_end_one() -> None:
@@ -213,7 +233,8 @@ def test_building_needs_no_torch(tmp_path: Path) -> None:
     write_all(tmp_path / "records", [cell("ngram")])
     code = (
         "import sys; from pathlib import Path; from specbench import registry\n"
-        f"registry.load('leaderboard', 'build')(Path({str(tmp_path / 'records')!r}), out=Path({str(tmp_path / 'out')!r}))\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "registry.load('leaderboard', 'build')(folder / 'records', out=folder / 'out')\n"
         "print(sorted({'torch', 'transformers', 'datasets', 'pandas', 'plotly'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

@@ -65,7 +65,7 @@
     );
   }
 
-  function line(row, view, columns) {
+  function line(row, view, columns, all) {
     const place = S.placeOf(row, view);
     const verdict = row.verdict
       ? S.el("span", { class: "verdict " + row.verdict, title: row.evidence || null }, row.verdict)
@@ -74,7 +74,7 @@
       "tr",
       { class: place === null ? "unranked" : null, "data-run": row.id },
       S.el("td", { class: "num place" }, place === null ? "–" : String(place)),
-      methodCell(row, place === null ? S.whyNot(row, view, columns) : ""),
+      methodCell(row, place === null ? S.whyNot(row, view, all) : ""),
       ...columns.map((column) => number(cellOf(row, column.key, view.scope))),
       S.el("td", { class: "num", "data-value": row.memory[0] }, row.memory[1]),
       S.el("td", {}, verdict),
@@ -99,7 +99,8 @@
   }
 
   // the table of a group; `limit` rows of it are drawn
-  S.drawTable = function (group, rows, view, columns, limit, onSort) {
+  S.drawTable = function (group, rows, view, all, limit, onSort) {
+    const columns = all.filter((c) => c.key === view.rank || rows.some((row) => cellOf(row, c.key, view.scope)));
     const ranked = columns.find((column) => column.key === view.rank);
     const domain = view.scope ? ", domain " + view.scope : "";
     const caption = "Ranked by " + ranked.title + domain + ", sorted by " + (columns.find((c) => c.key === view.sort) || { title: view.sort }).title;
@@ -113,7 +114,7 @@
       header("verdict", "Lossless", "", "Is the text still plain decoding's?", view, onSort, false),
       header("n", "n", "", "Requests measured", view, onSort, true)
     );
-    const body = rows.slice(0, limit).map((row) => line(row, view, columns));
+    const body = rows.slice(0, limit).map((row) => line(row, view, columns, all));
     const table = S.el("table", { class: "ranking", "data-group": group.id }, S.el("caption", {}, caption), S.el("thead", {}, head), S.el("tbody", {}, ...body));
     return S.el("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" }, table);
   };
