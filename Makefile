@@ -10,7 +10,7 @@ ARGS ?=
 # One torch thread: what runs here is many small steps, and two threads on few cores stall as soon as others work too.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench lint clean which-python
+.PHONY: demo test bench gpu-train lint clean which-python
 .DELETE_ON_ERROR:
 
 # The tested versions, the project as an editable install, the tools of the tests. Bytecode is left to the first import:
@@ -35,6 +35,15 @@ test: $(STAMP)
 # Timings against transformers; wants an idle machine.
 bench: $(STAMP)
 	$(BIN)/python -m tests.bench $(ARGS)
+
+# All drafters of the demo model on one GPU, from its answers to their checkpoints. Runs from a plain checkout with the
+# interpreter that is there: make gpu-train GPU_PYTHON=python3 WORK=work OUT=packed (SPECBENCH_HOME holds the model)
+GPU_PYTHON ?= $(BIN)/python
+WORK ?= work
+OUT ?= $(WORK)/packed
+gpu-train:
+	PYTHONPATH=.:drafters:tasks:leaderboard$${PYTHONPATH:+:$$PYTHONPATH} HF_HUB_OFFLINE=1 $(GPU_PYTHON) -m specbench.cli.main \
+		train plan smollm2-135m-gpu --device cuda --jobs 6 --out $(WORK) --pack $(OUT) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -13,6 +13,9 @@ def plan(
     out: Annotated[Path | None, Option("--out", "-o", help="Its folder; the same folder goes on after a stop.")] = None,
     jobs: Annotated[int, Option("--jobs", "-j", min=1, help="Processes at once, each on one thread.")] = 1,
     device: Annotated[str, Option("--device", metavar="auto|cpu|cuda[:i]")] = "auto",
+    packed: Annotated[
+        Path | None, Option("--pack", metavar="FOLDER", help="Put what it made there, in at most 8 files of 16 MB.")
+    ] = None,
 ) -> None:
     """Data, a search over learning rates, final trainings, exports: `specbench train plan smollm2-135m --out work`."""
     from specbench.cli.train_fit import given, resumable
@@ -23,10 +26,15 @@ def plan(
 
     def work(screen: Any) -> None:
         from specbench.resolve import rich_step
-        from specbench.train.plan import run_plan
+        from specbench.train.pack import pack
+        from specbench.train.plan import RUNS, run_plan
         from specbench.train.plan_spec import read_plan
 
-        run_plan(read_plan(name), out=given(out, "--out"), jobs=jobs, device=device, screen=screen, step=rich_step)
+        work_folder = given(out, "--out")
+        run_plan(read_plan(name), out=work_folder, jobs=jobs, device=device, screen=screen, step=rich_step)
+        if packed is not None:
+            files = pack(work_folder, packed, runs=(RUNS,))
+            screen.say(f"{packed}: {', '.join(path.name for path in files)}")
 
     resumable(work)
 

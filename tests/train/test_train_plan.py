@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import textwrap
 import time
 from collections.abc import Sequence
@@ -20,9 +21,10 @@ from support_models import tiny_llama_dir
 from typer.testing import CliRunner
 
 from specbench.cli.main import app
-from specbench.errors import ConfigError, TrainDataError, UnknownNameError
+from specbench.errors import CapacityError, ConfigError, TrainDataError, UnknownNameError
 from specbench.train import plan as plans
 from specbench.train.jobs import Job, run_jobs
+from specbench.train.pack import pack
 from specbench.train.plan_spec import packaged_plans, read_plan
 from specbench.train.progress import Silence
 
@@ -112,7 +114,8 @@ def test_a_plan_goes_on_after_a_stop_and_lists_every_training(tmp_path: Path, mo
     assert begun[3:7] == [f"search-{name}-lr{rate}" for rate in ("0.001", "0.01") for name in ("dflash", "mtp")]
     before = len(begun)
     monkeypatch.setattr(plans, "run_jobs", in_this_process(begun))
-    second = CliRunner().invoke(app, ["train", "plan", str(path), "--out", str(tmp_path / "work"), "--device", "cpu"])
+    arguments = ["train", "plan", str(path), "--out", str(tmp_path / "work"), "--device", "cpu"]
+    second = CliRunner().invoke(app, [*arguments, "--pack", str(tmp_path / "packed")])
     assert second.exit_code == 0, second.output
     assert begun[before:] == ["final-mtp-s0", "final-dflash-s1", "final-mtp-s1", "export-dflash", "export-mtp"]
     document = json.loads((tmp_path / "work" / "runs.json").read_text())
@@ -131,6 +134,26 @@ def test_a_plan_goes_on_after_a_stop_and_lists_every_training(tmp_path: Path, mo
         card = json.loads((tmp_path / "work" / "weights" / name / "card.json").read_text())
         assert card["recipe"]["seed"] == chosen[0]["seed"]
     assert len((tmp_path / "work" / "runs.csv").read_text().splitlines()) == 9
+    names = sorted(p.name for p in (tmp_path / "packed").iterdir())
+    assert names == ["curves.tar.gz", "dflash.tar", "logs.tar.gz", "mtp.tar", "runs.json"]
+    with tarfile.open(tmp_path / "packed" / "dflash.tar") as archive:
+        held = {Path(member.name).name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    assert held == {p.name: p.read_bytes() for p in (tmp_path / "work" / "weights" / "dflash").iterdir()}
+    with tarfile.open(tmp_path / "packed" / "curves.tar.gz") as archive:
+        assert sum(name.endswith("heldout.csv") for name in archive.getnames()) == 8
+
+
+def test_what_cannot_travel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TrainDataError, match="holds no finished plan"):
+        pack(tmp_path / "work", tmp_path / "packed", runs=("runs.json",))
+    weights = tmp_path / "work" / "weights" / "mtp"
+    weights.mkdir(parents=True)
+    (weights / "card.json").write_bytes(b"0" * 5000)
+    (tmp_path / "work" / "runs.json").write_text("{}")
+    assert len(pack(tmp_path / "work", tmp_path / "packed", runs=("runs.json",))) == 4
+    monkeypatch.setattr("specbench.train.pack.MAX_BYTES", 4000)
+    with pytest.raises(CapacityError, match=r"mtp.tar is \d+.* kB, at most 8 files of 4.0 kB"):
+        pack(tmp_path / "work", tmp_path / "packed", runs=("runs.json",))
 
 
 def test_a_folder_of_another_plan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +203,7 @@ def test_packaged_plans_can_be_read_and_name_packaged_recipes() -> None:
         assert plan.check().keys() == {entry.name for entry in plan.drafters}
         plan.part(0, out=Path("work"), device="cpu")
     listed = CliRunner().invoke(app, ["train", "plan", "list"])
-    assert "smollm2-135m: mtp, eagle3, dflash, dspark, dspark-rnn; 3 rates, 2 seeds" in listed.output
+    assert "smollm2-135m: mtp, eagle3, dflash, dspark, dspark-rnn; 3 rates, 2 seeds" in " ".join(listed.output.split())
 
 
 # ------------------------------------------------------------------------------------------------------- processes
