@@ -95,8 +95,7 @@ class Contents:
     def drafter(self, name: str | None, *, target: str, method: str) -> str | None:
         """A checkpoint folder, named or packaged, by its content. None: the method's own, or a published one."""
         if name is None:
-            packaged = packaged_for(target=target, method=method)
-            name = None if packaged is None else str(packaged.path)
+            name = self._of("packaged", f"{target}/{method}", lambda: _packaged(target, method)) or None
         if name is None or not (Path(name).expanduser() / "config.json").is_file():
             return name
         path = name
@@ -110,6 +109,11 @@ class Contents:
         if (kind, name) not in self._known:
             self._known[kind, name] = compute()
         return self._known[kind, name]
+
+
+def _packaged(target: str, method: str) -> str:
+    found = packaged_for(target=target, method=method)
+    return "" if found is None else str(found.path)
 
 
 def _folder_hash(folder: Path) -> str:

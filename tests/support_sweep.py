@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -45,12 +44,16 @@ class Started:
         assert self.wait() == -signal.SIGKILL, f"it ended before it was killed: {self.log.read_text()[-600:]}"
 
 
-def start(arguments: Sequence[str], log: Path) -> Started:
-    """``specbench`` with these arguments. Forked where that is safe: all that takes seconds is imported already."""
-    if sys.platform != "linux":
-        with log.open("wb") as file:
-            command = [sys.executable, "-m", "specbench.cli.main", *arguments]
-            return Started(subprocess.Popen(command, stdout=file, stderr=file).pid, log)
+def start(arguments: Sequence[str], log: Path, *, fresh: bool = False) -> Started:
+    """``specbench`` with these arguments. Forked where that is safe: all that takes seconds is imported already.
+
+    ``fresh``: as a user starts it, imports included.
+    """
+    if fresh or sys.platform != "linux":
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        to_log = [(os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644), (os.POSIX_SPAWN_DUP2, 1, 2)]
+        command = [sys.executable, "-m", "specbench.cli.main", *arguments]
+        return Started(os.posix_spawn(sys.executable, command, os.environ, file_actions=to_log), log)
     child = os.fork()
     if child == 0:
         code: Any = 1
@@ -70,12 +73,27 @@ def start(arguments: Sequence[str], log: Path) -> Started:
     return Started(child, log)
 
 
-def await_that(holds: Callable[[], bool]) -> None:
+def await_that(holds: Callable[[], bool], *, patience_s: float = PATIENCE_S) -> None:
     """Return when it holds. Errors: AssertionError after two minutes."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + patience_s
     while not holds():
-        assert time.monotonic() < until, "nothing happened for two minutes"
+        assert time.monotonic() < until, f"nothing happened for {patience_s:.0f} s"
         time.sleep(0.002)
+
+
+def first_refused(pair: Sequence[Started]) -> tuple[Started, Started]:
+    """Of two sweeps started at once on one folder: the one that was refused, with code 2, and the one that works."""
+    codes: dict[int, int] = {}
+
+    def one_ended() -> bool:
+        codes.update({p.pid: code for p in pair if p.pid not in codes and (code := p.ended()) is not None})
+        return bool(codes)
+
+    await_that(one_ended)
+    (refused,) = [p for p in pair if p.pid in codes]
+    (working,) = [p for p in pair if p.pid not in codes]
+    assert codes[refused.pid] == 2, refused.log.read_text()
+    return refused, working
 
 
 def count_records(folder: Path) -> int:

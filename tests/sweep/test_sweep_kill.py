@@ -11,7 +11,7 @@ import pytest
 from support_kill import run_here
 from support_models import tiny_llama_dir
 from support_runs import write_prompts
-from support_sweep import Started, assert_same, await_that, cells, count_records, start
+from support_sweep import Started, assert_same, await_that, cells, count_records, first_refused, start
 
 from specbench import provenance
 
@@ -70,16 +70,7 @@ def test_killed_three_times_with_two_at_once_it_ends_like_one_run(sweep: Path, t
     arguments = ["sweep", str(sweep), "--out", str(broken)]
 
     pair = [start(arguments, tmp_path / f"{name}.log") for name in ("one", "two")]
-    codes: dict[int, int] = {}
-
-    def one_ended() -> bool:
-        codes.update({p.pid: code for p in pair if p.pid not in codes and (code := p.ended()) is not None})
-        return bool(codes)
-
-    await_that(one_ended)
-    (refused,) = [p for p in pair if p.pid in codes]
-    (working,) = [p for p in pair if p.pid not in codes]
-    assert codes[refused.pid] == 2
+    refused, working = first_refused(pair)
     (said,) = refused.log.read_text().strip().splitlines()
     assert said.startswith(f"error: {broken} is in use by process {working.pid} (specbench sweep ")
     kill_at_random(working, broken, more=3, chance=chance)
