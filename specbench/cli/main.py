@@ -21,6 +21,7 @@ from specbench.cli import (
     train,
     train_fit,
     train_plan,
+    verdicts,
 )
 from specbench.errors import SpecbenchError
 
@@ -42,6 +43,7 @@ app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(compare.compare)
 app.command("sla")(sla.sla)
+app.command("verdicts")(verdicts.verdicts)
 app.command("sweep")(sweep.sweep)
 train.app.command("fit")(train_fit.fit)
 train.app.command("export")(train_fit.export)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class Losslessness:
     """The verdict with its evidence; fields of the other rule are None."""
 
     outcome: Outcome
-    rule: str  # "greedy" or "sampled"
+    rule: Literal["greedy", "sampled", "synthetic"]
     reason: str
     requests_compared: int
     rounds_with_drafts: int
@@ -59,6 +60,7 @@ class Losslessness:
     p_value: float | None = None
     power: float | None = None
     samples: tuple[tuple[int, int, int], ...] = field(default=())  # (output index from 1, ours, control's)
+    degrees: tuple[int, ...] = ()  # of freedom, of each of these tests
 
 
 # --------------------------------------------------------------------------------------------------- greedy
@@ -220,6 +222,7 @@ def sampled_verdict(method: RunTrace, control: RunTrace, *, level: float = LEVEL
         p_value=p_value,
         power=power,
         samples=tuple((index, a, b) for index, a, b, _ in tests),
+        degrees=tuple(t.degrees for *_, t in tests),
     )
 
 

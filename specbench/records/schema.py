@@ -110,7 +110,14 @@ class VerdictRow(_Strict):
     p_value: float | None = None
     power: float | None = None
     samples: list[tuple[int, int, int]] = []
+    degrees: list[int] = []  # of freedom of each of these tests; left out where there are none
     control: RunId | None = None
+
+    @model_serializer(mode="wrap")
+    def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What was added later is left out where it is empty, so that an older record is written as it was read."""
+        found: dict[str, Any] = plain(self)
+        return {name: value for name, value in found.items() if value or name != "degrees"}
 
 
 class AlarmRow(_Strict):

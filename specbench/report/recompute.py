@@ -24,7 +24,7 @@ def verdict_row(found: Losslessness, *, control: str | None) -> VerdictRow:
     """A verdict as kept in a record; ``control`` is the run id of the plain decoding that it was judged against."""
     return VerdictRow(
         outcome=found.outcome.value,
-        rule="greedy" if found.rule == "greedy" else "sampled",
+        rule=found.rule,
         reason=found.reason,
         requests_compared=found.requests_compared,
         rounds_with_drafts=found.rounds_with_drafts,
@@ -34,6 +34,7 @@ def verdict_row(found: Losslessness, *, control: str | None) -> VerdictRow:
         p_value=found.p_value,
         power=found.power,
         samples=list(found.samples),
+        degrees=list(found.degrees),
         control=control,
     )
 

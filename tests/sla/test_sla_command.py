@@ -24,7 +24,7 @@ from specbench.sla import Sla, Space
 from specbench.sla_findings import LoadData, probe_run
 from specbench.sla_probes import SlaRequest, run_sla
 
-PROMPTS = [[f"abc {i} abc {i} abc"] for i in range(8)]
+PROMPTS = [[f"abc {i} abc {i} abc"] for i in range(6)]
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_floor_that_no_load_meets_is_one_clear_line(tmp_path, specbench):
         (["--floor", "1", "--repeats", "0"], "correct --repeats"),
         (["--floor", "1", "--workload", "poisson"], "use --over rate"),
         (["--floor", "1", "--over", "rate", "--max", "8", "--workload", "trace"], "has no rate to search over"),
-        (["--floor", "1", "--max", "5"], "10 prompts for a steady window and there are 8; raise --num-prompts"),
+        (["--floor", "1", "--max", "4"], "8 prompts for a steady window and there are 6; raise --num-prompts"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_measured(tmp_path, specbench, arguments, words):
