@@ -63,6 +63,7 @@ def _without_folders(cell: SweepCell) -> dict[str, Any]:
     asked["target"] = _last(asked["target"])
     asked["tasks"] = [_last(name) for name in asked["tasks"]]
     asked["drafters"] = {method: _last(name) for method, name in asked["drafters"].items()}
+    asked["mix"] = {_last(name): weight for name, weight in asked["mix"].items()}
     asked["load"] = {name: _last(v) if isinstance(v, str) else v for name, v in asked["load"].items()}
     for name in ("cost_table", "calibration"):
         asked[name] = asked[name] and _last(asked[name])

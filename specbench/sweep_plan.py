@@ -134,6 +134,8 @@ def cell_key(run: RunSpec, *, repeat: int, contents: Contents) -> str:
     drafter = contents.drafter(run.drafters.get(method.name), target=run.target, method=method.name)
     asked |= {"methods": [method.label], "target": contents.target(run.target)}
     asked |= {"tasks": [contents.task(name) for name in run.tasks], "drafters": drafter}
+    if run.mix:
+        asked["mix"] = {contents.task(name): weight for name, weight in run.mix.items()}
     for name in ("cost_table", "calibration"):
         if name in asked and asked[name] != "off":
             asked[name] = contents.file(Path(asked[name]))

@@ -43,9 +43,8 @@ def _whole(work: Path) -> None:
     assert running.wait() == 0, log.read_text()
     places = [record.provenance["sweep"] for record in cells(out).values()]
     begun = min(calendar.timegm(time.strptime(r.created, "%Y-%m-%dT%H:%M:%SZ")) for r in cells(out).values())
-    print(
-        f"plan after {planned_s:.1f} s, first cell begun within {begun + 1 - start_s:.0f} s, recorded after {first_s:.1f} s"
-    )
+    print(f"plan after {planned_s:.1f} s, first cell begun within {begun + 1 - start_s:.0f} s", end="")
+    print(f", first record after {first_s:.1f} s")
     for name in ("setup_s", "measure_s", "judge_s"):
         values = [place[name] for place in places]
         print(f"{name}: {sum(values):.1f} s in {len(values)} cells, median {statistics.median(values):.2f} s")
