@@ -92,7 +92,7 @@ def test_every_number_is_one_of_the_records(records: list[Record]) -> None:
 @pytest.mark.parametrize(
     ("change", "gone"),
     [
-        ({"provenance": {}}, ["NVIDIA H999;", "driver 5", "limit 7", "Python", "torch 2", "commit", "specbench-llm"]),
+        ({"provenance": {}}, ["NVIDIA H999;", "driver 5", "limit 7", "Python", "torch 2", "commit e", "specbench-llm"]),
         ({"spec": {}}, ["seed", "batches", "threads", "policy", "starter-math"]),
         ({"verdict": None}, ["losslessness"]),
         ({"estimates": []}, ["tau", "speed-up", "intervals"]),
