@@ -90,6 +90,7 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
         synthetic=spec.synthetic_for(contestant.draft_length),
         causal=contestant.policy.causal,
         load=load_options(spec.workload, spec.load).described(),
+        mix={name: spec.mix[asked] for asked, (name, _) in zip(spec.tasks, session.prompts.tasks) if spec.mix},
         backend="engine",
         inputs=inputs,
         **{name: getattr(spec, name) for name in _COPIED},
@@ -99,7 +100,7 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
 
 _COPIED = (
     "num_prompts", "max_new_tokens", "ignore_eos", "thinking", "temperature", "top_p", "top_k", "seed", "workload",
-    "mix", "concurrency", "warmup", "kv_memory", "prefill_chunk",
+    "concurrency", "warmup", "kv_memory", "prefill_chunk",
 )  # fmt: skip
 
 

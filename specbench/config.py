@@ -312,7 +312,8 @@ def validated(model: type[Model], document: Mapping[str, Any], *, section: str =
         return model.model_validate(dict(document))
     except ValidationError as error:
         faults = error.errors(include_url=False)
-    first = faults[0]
+    # a misspelt key often comes with a missing one: it explains both
+    first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         raise unknown_name(word, where, model.model_fields)

@@ -44,7 +44,8 @@ _THROUGHPUT = {
     "seconds_per_decode_token": "The reciprocal of decode_tokens_per_s.",
     "pure_decode_share": "Share of committed tokens that came from steps without prompt tokens in the batch.",
     "steady_tokens_per_s": "Output tokens per second in the steady window: from the first admission of a measured "
-    "request at full load to the last admission.",
+    "request at full load to the last admission. Full load is every row taken; where requests come at a pace of their "
+    "own (open loops, users who think) it is reached when the first measured request has been served.",
     "steady_window": "Start and end of the steady window, since the run's origin.",
     "failed_share": "Failed requests over all that were not warm-up. Above one per cent the row is invalid.",
     "speed_up": "Seconds per decode token of plain decoding over those of the method, over the requests that both "

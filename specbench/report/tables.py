@@ -100,6 +100,19 @@ def vocabulary_remarks(record: Record) -> list[str]:
     return [f"draft vocabulary of {size}, which holds {numbers.percent(known.share)} of those committed"]
 
 
+def load_remarks(record: Record) -> list[str]:
+    """Throughput under a load with its steady window; nothing for a single user."""
+    speed = record.find("steady_tokens_per_s")
+    edges = [record.find("steady_window", edge=edge) for edge in ("start", "end")]
+    load = str(record.comparability.get("load"))
+    if load == "closed:1":
+        return []
+    if speed is None or edges[0] is None or edges[1] is None:
+        return [f"load {load}: full load was never reached, so there is no steady throughput"]
+    window = f"{edges[0].value:.2f} s to {edges[1].value:.2f} s, {speed.n} tokens"
+    return [f"load {load}: {speed.value:.1f} tok/s in the steady window from {window}"]
+
+
 def _remarks(records: Sequence[Record]) -> list[RenderableType]:
     """What the table does not say: cells without a full result, verdicts that are no pass, alarms."""
     found: list[RenderableType] = []
@@ -117,7 +130,8 @@ def _remarks(records: Sequence[Record]) -> list[RenderableType]:
         if record.spec.get("temperature") and ours is not None and theirs is not None:
             lengths = f"{ours.value:.1f} tokens a request against {theirs.value:.1f} of the baseline"
             found.append(Text(f"{label}: output lengths: {lengths}", style="dim"))
-        found += [Text(f"{label}: {text}", style="dim") for text in vocabulary_remarks(record)]
+        remarks = [*(load_remarks(record) if record.status == "ok" else ()), *vocabulary_remarks(record)]
+        found += [Text(f"{label}: {text}", style="dim") for text in remarks]
         found += [Text(f"{label}: {alarm.name}: {alarm.message}", style="yellow") for alarm in record.alarms]
     return found
 
