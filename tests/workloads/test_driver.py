@@ -10,6 +10,7 @@ from specbench.backends.scripted import Script, ScriptedBackend, scripted_token
 from specbench.errors import CapacityError
 from specbench.metrics._all import compute_all
 from specbench.metrics._identities import check_identities
+from specbench.metrics.throughput import steady_window
 from specbench.types import Prompt, Request, Sampling, Status
 from specbench.workloads.closed import ClosedLoop
 from specbench.workloads.driver import drive
@@ -138,6 +139,12 @@ def test_scripted_times_by_hand():
     assert means["e2e"] == (8.0 + 7.0) / 2
     failed = next(e for e in compute_all(trace) if e.metric == "failed_share")
     assert (failed.value, failed.n) == (0.5, 4)
+    # both rows are taken from 2.0 on and the last admission is d's at 10.0: a gave 1 + 2 + 2 tokens by then, c 1 + 2
+    window = steady_window(trace)
+    assert window is not None
+    assert (window.start_s, window.end_s, window.tokens, window.tokens_per_s) == (2.0, 10.0, 8, 1.0)
+    speed = next(e for e in compute_all(trace) if e.metric == "decode_tokens_per_s" and not e.scope)
+    assert (speed.value, speed.n) == (4.0, 4)  # the step from 9.0 to 10.0 is the only one without a prefill
 
 
 def test_turns_after_a_failure_are_reported_not_lost():
