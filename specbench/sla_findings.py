@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.metrics._service import Service, pooled, unsteady
+from specbench.metrics._service import OVER_RUNS, Service, pooled, unsteady
 from specbench.metrics.latency import tokens_per_s_user
 from specbench.records.schema import EstimateRow, Record
 from specbench.records.sla_result import (
@@ -82,6 +82,11 @@ class LoadData:
         scope = {} if stat is None else {"stat": stat}
         return next((row for row in self.estimates if row.metric == metric and row.scope == scope), None)
 
+    def find_over_runs(self, metric: str, stat: str) -> EstimateRow | None:
+        """The same figure as a mean over the runs, with its interval from run to run; None for a single run."""
+        scope = dict((("stat", stat), OVER_RUNS))
+        return next((row for row in self.estimates if row.metric == metric and row.scope == scope), None)
+
 
 @dataclass(slots=True)
 class Contest:
@@ -123,11 +128,19 @@ def judged(level: Sla, data: LoadData, *, open_loop: bool) -> Probe:
         if row is None:
             trouble = trouble or f"no request defines {name}"
             continue
-        bounds[name] = Bound(row.value, limit or 0.0, at_least, row.low, row.high)
+        low, high = _either_way(row, data.find_over_runs(metric, stat))
+        bounds[name] = Bound(row.value, limit or 0.0, at_least, low, high)
     if open_loop and trouble is None:
         trouble = unsteady([run.service for run in data.runs])
     rate = data.find("steady_tokens_per_s")
     return Probe(data.load, bounds, None if rate is None else rate.value, trouble)
+
+
+def _either_way(*rows: EstimateRow | None) -> tuple[float | None, float | None]:
+    """The interval that holds those over prompts and from run to run: other prompts or another run might decide."""
+    lows = [row.low for row in rows if row is not None and row.low is not None]
+    highs = [row.high for row in rows if row is not None and row.high is not None]
+    return min(lows, default=None), max(highs, default=None)
 
 
 def search_row(contest: Contest, space: Space, level: Sla, *, index: int) -> SearchRow:

@@ -11,6 +11,7 @@ from specbench.cli import (
     catalogue,
     compare,
     export,
+    frontier,
     inspect,
     leaderboard,
     profile,
@@ -42,6 +43,7 @@ app.command("export")(export.export)
 app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(compare.compare)
+app.command("frontier")(frontier.frontier)
 app.command("sla")(sla.sla)
 app.command("verdicts")(verdicts.verdicts)
 app.command("sweep")(sweep.sweep)

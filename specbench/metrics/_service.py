@@ -67,11 +67,15 @@ def unsteady(runs: Sequence[Service]) -> str | None:
     return f"the queue grows: requests are admitted at {np.mean(served):.0%} of the rate at which they arrive"
 
 
+OVER_RUNS = ("over", "runs")
+"""In the scope of an estimate that is a mean of the runs' own figures, with its interval from run to run."""
+
+
 def pooled(runs: Sequence[Service]) -> Iterator[Estimate]:
     """Estimates of a load over its runs: latencies and speed of all requests together, throughput over the runs.
 
     The mean of tok/s/user and the percentiles of TTFT and TPOT have intervals over prompts (a prompt's repeats are one
-    cluster), steady throughput one from run to run.
+    cluster); the same figures once more, as means over the runs, have one from run to run, as steady throughput has.
     """
     requests = [request for run in runs for request in run.requests]
     cluster = clusters(requests)
@@ -92,7 +96,21 @@ def pooled(runs: Sequence[Service]) -> Iterator[Estimate]:
             bounds = percentile_bounds(spread) if count > 1 else None
             scope = (("stat", f"p{percent}"),)
             yield _estimate(metric, value, unit, len(values), "requests", scope=scope, bounds=bounds, named=INTERVAL)
+        yield from _from_run_to_run(metric, runs)
     yield from _throughput(runs)
+
+
+def _from_run_to_run(metric: str, runs: Sequence[Service]) -> Iterator[Estimate]:
+    unit, value_of = PER_REQUEST[metric]
+    each = [[value for value in map(value_of, run.requests) if value is not None] for run in runs]
+    if len(runs) < 2 or not all(each):
+        return
+    stats: list[tuple[str, list[float]]] = [("mean", [float(np.mean(values)) for values in each])]
+    stats += [(f"p{p}", [float(np.percentile(values, p)) for values in each]) for p in PERCENTILES]
+    for stat, values in stats:
+        scope = (("stat", stat), OVER_RUNS)
+        mean, bounds = float(np.mean(values)), run_to_run(values)
+        yield _estimate(metric, mean, unit, len(values), "runs", scope=scope, bounds=bounds, named=RUN_TO_RUN)
 
 
 def _throughput(runs: Sequence[Service]) -> Iterator[Estimate]:

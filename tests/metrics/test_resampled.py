@@ -93,6 +93,10 @@ def test_repeats_of_a_prompt_are_one_cluster_and_throughput_varies_from_run_to_r
     rate = next(e for e in twice if e.metric == "steady_tokens_per_s")
     assert speed.n == 12
     assert (rate.n, rate.n_of, rate.interval) == (2, "runs", "run to run")
+    again = {e.scope: e for e in twice if e.metric == "ttft" and ("over", "runs") in e.scope}
+    assert len(again) == 4
+    worst = again[(("stat", "p99"), ("over", "runs"))]
+    assert (worst.value, worst.n, worst.interval) == (pytest.approx(0.4), 2, "run to run")
 
 
 def test_a_growing_queue_is_not_steady_and_failures_are_trouble() -> None:

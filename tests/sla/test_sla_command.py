@@ -50,12 +50,27 @@ def specbench(monkeypatch, capsys, tiny):
     return call
 
 
+@pytest.fixture
+def other(monkeypatch, capsys):
+    """Runs another command in this process."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main.run()
+        text, err = capsys.readouterr()
+        return int(ended.value.code or 0), text, err
+
+    return call
+
+
 def only_result(folder: Path) -> SlaResult:
     (path,) = folder.glob("sla-*.json")
     return sla_result.read(path)
 
 
-def test_a_search_leaves_records_and_a_result_that_follows_from_them(tmp_path, specbench):
+def test_a_search_leaves_records_and_a_result_that_follows_from_them(tmp_path, specbench, other):
     code, out, err = specbench(
         tmp_path, "-m", "ngram:2", "--floor", "0.5", "--floor", "1000000", "--max", "2", "--repeats", "1", "--few", "0"
     )
@@ -87,6 +102,21 @@ def test_a_search_leaves_records_and_a_result_that_follows_from_them(tmp_path, s
         assert (record.find("speed_up") is not None) == same_load
         assert not same_load or records[record.baseline].spec["concurrency"] == record.spec["concurrency"]
     assert verify_record(tmp_path, ours[0].run_id) == []
+    compares(tmp_path, records, other)
+
+
+def compares(folder, records, other):
+    """The records of one search are what `compare` and `frontier` read."""
+    by_cell = {(r.method, r.spec["concurrency"]): r.run_id for r in records.values()}
+    code, out, err = other("compare", by_cell["vanilla", 1], by_cell["ngram", 1], "--in", str(folder))
+    assert code == 0, err
+    assert "ngram:2 (B) against vanilla (A), load closed:1: 6 request pairs" in out
+    code, _, err = other("compare", by_cell["vanilla", 1], by_cell["ngram", 2], "--in", str(folder))
+    assert code == 2
+    assert "load: closed:1 against closed:2" in err
+    code, out, err = other("frontier", str(folder))
+    assert code == 0, err
+    assert "closed:2" in out
 
 
 def test_rates_are_searched_with_poisson_arrivals(tmp_path, specbench):
@@ -101,7 +131,7 @@ def test_rates_are_searched_with_poisson_arrivals(tmp_path, specbench):
         (record,) = (store.read(store.record_path(tmp_path, run.run_id)) for run in probe.runs)
         assert (record.spec["workload"], record.spec["load"]) == ("poisson", {"rate": probe.load})
         assert record.comparability["load"] == f"poisson:4,rate={probe.load:g}"
-        assert probe.runs[0].throughput is not None
+    assert all(p.runs[0].throughput is not None for p in found.probes if p.load == found.searches[0].best)
 
 
 def test_a_floor_that_no_load_meets_is_one_clear_line(tmp_path, specbench):

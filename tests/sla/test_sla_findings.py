@@ -17,7 +17,7 @@ from specbench.records import sla_result
 from specbench.records.sla_result import GainRow, SearchRow, SlaResult
 from specbench.report.sla_table import sla_table
 from specbench.sla import Ceiling, Sla, Space
-from specbench.sla_findings import Contest, LoadData, gains, level_row, probe_rows, probe_run, search_row
+from specbench.sla_findings import Contest, LoadData, gains, judged, level_row, probe_rows, probe_run, search_row
 from specbench.types import Prompt, Request, RunTrace, Sampling
 from specbench.workloads.closed import ClosedLoop
 from specbench.workloads.driver import drive
@@ -184,6 +184,18 @@ def test_ceilings_on_ttft_and_tpot() -> None:
     found = row_of(contest("vanilla", lambda n: 0.005 * (n + 1), space=SPACE, level=level), level)
     assert (found.max_pass, found.first_fail) == (4, 5)  # 25.25 ms, and 30.3 in the second run
     assert found.judged[-1].reasons[0].startswith("tpot p99 ")
+
+
+def test_the_noise_of_a_limit_counts_other_prompts_and_other_runs() -> None:
+    """All prompts are served alike, so they say nothing of noise; the runs differ by one per cent."""
+    data = plain().loads[8]
+    bound = judged(Sla(22.0), data, open_loop=False).bounds["tok/s/user"]
+    over_prompts, over_runs = data.find("tokens_per_s_user", "mean"), data.find_over_runs("tokens_per_s_user", "mean")
+    assert over_prompts is not None
+    assert over_runs is not None
+    assert over_prompts.low == pytest.approx(over_prompts.high)
+    assert (bound.low, bound.high) == (over_runs.low, over_runs.high)
+    assert bound.close
 
 
 def test_a_method_that_failed_or_was_interrupted_is_not_measured() -> None:
