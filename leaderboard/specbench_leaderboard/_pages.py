@@ -1,8 +1,7 @@
-"""Pages from templates. What a record says is text: autoescape is on, and no template marks any of it as safe."""
+"""Pages from templates. What a record says is text: autoescape is on, and only `_estimates` writes markup itself."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import Any
 
 import jinja2
 
-from specbench.records.schema import EstimateRow, Record
+from specbench.records.schema import Record
 from specbench.records.sla_result import SlaResult
 from specbench.report import glossary, numbers, sla_rows
 from specbench.report.board import COLUMNS, EVERYTHING, Group, Row
 from specbench.report.tables import method_label
-from specbench_leaderboard import _shards
+from specbench_leaderboard import _estimates, _shards
 
 TEMPLATES = Path(__file__).parent / "site" / "templates"
 _FEW_GROUPS = 400  # more are reached through the filters and the rows' own pages
@@ -25,11 +24,6 @@ def group_title(group: Group) -> str:
     """One line that tells a reader which group this is."""
     facts = group.facts
     return f"{facts['target']}, {facts['device']}, {facts['sampling']}, {facts['load']}"
-
-
-def number_text(value: float) -> str:
-    """All digits, as JSON has them."""
-    return json.dumps(value)
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -44,25 +38,6 @@ def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
             yield prefix + name, str(part)
 
 
-def estimate_data(row: EstimateRow) -> dict[str, Any]:
-    """An estimate as the table of a run's page shows it."""
-    limits = numbers.bounds(row)
-    return {
-        "metric": row.metric,
-        "scope": ", ".join(f"{name} {value}" for name, value in row.scope.items()),
-        "scope_json": json.dumps(row.scope, sort_keys=True),
-        "value": number_text(row.value),
-        "text": numbers.number(row),
-        "unit": row.unit,
-        "low": None if row.low is None else number_text(row.low),
-        "high": None if row.high is None else number_text(row.high),
-        "bounds": f"[{limits[0]},{limits[1]}]" if limits is not None else "",
-        "interval": row.interval or "",
-        "n": row.n,
-        "n_of": row.n_of,
-    }
-
-
 class Pages:
     """Renders every kind of page."""
 
@@ -74,7 +49,7 @@ class Pages:
             lstrip_blocks=True,
             undefined=jinja2.StrictUndefined,
         )
-        self._environment.filters["number"] = number_text
+        self._environment.filters["number"] = _estimates.number_text
         self._entries = glossary.entries()
         self._columns = [_shards.column_data(column) for column in COLUMNS]
 
@@ -143,7 +118,7 @@ class Pages:
             headline=[(data, cells[column.key]) for column, data in zip(COLUMNS, self._columns) if column.key in cells],
             command=_command(record),
             evidence=_evidence(record),
-            tables=list(_tables(record.estimates)),
+            tables=list(_estimates.tables(record.estimates)),
             pages={entry.name for entry in self._entries},
             identities=list(_identities(record)),
             environment=list(flat(record.provenance)),
@@ -198,14 +173,6 @@ def _evidence(record: Record) -> list[tuple[str, str]]:
     if verdict.control is not None:
         pairs.append(("control", verdict.control))
     return pairs
-
-
-def _tables(estimates: Sequence[EstimateRow]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in estimates:
-        group = glossary.group_of(row.metric) or "others"
-        found.setdefault(group, []).append(estimate_data(row))
-    yield from found.items()
 
 
 def _identities(record: Record) -> Iterator[tuple[str, str]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import importlib.util
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from specbench.errors import RecordError
@@ -15,8 +17,11 @@ from specbench.records.schema import Record
 from specbench.records.sla_result import SlaResult
 from specbench.report import board, series
 from specbench_leaderboard import _pages, _shards
+from specbench_leaderboard._parallel import run_all
 
 SOURCE = Path(__file__).parent / "site"
+_FEW = 200  # more records are worth several processes
+_STRIDES = 4
 MARK = ".specbench-site"  # says that a folder was written by this builder, so that it may write it again
 
 
@@ -44,13 +49,15 @@ def build(folder: Path, *, out: Path) -> Built:
     board.place_sla(groups, searches)
     try:
         _copy_assets(out)
-        _write_data(out, groups, families)
-        _write_downloads(out, files)
-        pages = 0
-        for name, text in _all_pages(records, groups, searches, unreadable):
-            path = out / name
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
-            pages += 1
+        site = _Site(out, records, groups, searches, tuple(unreadable))
+        strides = [partial(site.write_runs, start) for start in range(_STRIDES)]
+        jobs: list[Callable[[], int]] = [
+            partial(site.write_downloads, files),
+            *strides,
+            partial(site.write_data, families),
+            site.write_pages,
+        ]
+        pages = run_all(jobs, parallel=len(records) > _FEW)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RecordError(f"cannot write {out}: {reason}; choose another folder or free some space") from error
@@ -117,56 +124,70 @@ def _copy_assets(out: Path) -> None:
     shutil.copyfile(Path(spec.origin).parent / "package_data" / "plotly.min.js", out / "js" / "plotly.min.js")
 
 
-def _write_data(out: Path, groups: Sequence[board.Group], families: Sequence[series.Family]) -> None:
-    for shard in _shards.index_shards(groups, families):
-        shard.write(out / "data")
-    for group in groups:
-        for shard in _shards.group_shards(group):
-            shard.write(out / "data")
-    for family in families:
-        for shard in _shards.family_shards(family):
-            shard.write(out / "data")
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """What is written where; each method returns how many pages it wrote."""
 
+    out: Path
+    records: Sequence[Record]
+    groups: Sequence[board.Group]
+    searches: Sequence[SlaResult]
+    unreadable: tuple[str, ...]
 
-def _write_downloads(out: Path, files: Mapping[Path, Record]) -> None:
-    """Every record as its own file and all in one, byte for byte; every estimate in one table."""
-    with (out / "downloads" / "records.json").open("wb") as whole:
-        for number, (path, record) in enumerate(files.items()):
-            text = path.read_bytes()
-            (out / "records" / f"{record.run_id}.json").write_bytes(text)
-            whole.write((b",\n" if number else b"[\n") + text.strip())
-        whole.write(b"\n]\n" if files else b"[]\n")
-    table = out / "downloads" / "estimates.csv"
-    with table.open("w", encoding="utf-8", errors="surrogatepass", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=tidy.COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(tidy.rows(list(files.values())))
+    def write_data(self, families: Sequence[series.Family]) -> int:
+        """What scripts load."""
+        for shard in _shards.index_shards(self.groups, families):
+            shard.write(self.out / "data")
+        for group in self.groups:
+            for shard in _shards.group_shards(group):
+                shard.write(self.out / "data")
+        for family in families:
+            for shard in _shards.family_shards(family):
+                shard.write(self.out / "data")
+        return 0
 
+    def write_downloads(self, files: Mapping[Path, Record]) -> int:
+        """Every record as its own file and all in one, byte for byte; every estimate in one table."""
+        with (self.out / "downloads" / "records.json").open("wb") as whole:
+            for number, (path, record) in enumerate(files.items()):
+                text = path.read_bytes()
+                (self.out / "records" / f"{record.run_id}.json").write_bytes(text)
+                whole.write((b",\n" if number else b"[\n") + text.strip())
+            whole.write(b"\n]\n" if files else b"[]\n")
+        table = self.out / "downloads" / "estimates.csv"
+        with table.open("w", encoding="utf-8", errors="surrogatepass", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(tidy.COLUMNS)
+            writer.writerows(map(itemgetter(*tidy.COLUMNS), tidy.rows(list(files.values()))))
+        return 0
 
-def _all_pages(
-    records: Sequence[Record],
-    groups: Sequence[board.Group],
-    searches: Sequence[SlaResult],
-    unreadable: Sequence[str],
-) -> Iterator[tuple[str, str]]:
-    pages = _pages.Pages()
-    yield "index.html", pages.ranking(groups)
-    yield "charts.html", pages.charts(len(records))
-    yield "sla.html", pages.sla(searches, {record.run_id for record in records})
-    yield "data.html", pages.data(records, groups, unreadable)
-    for group in groups:
-        yield f"groups/{group.id}.html", pages.group(group)
-    by_group = {row.record.run_id: (group, row) for group in groups for row in group.rows}
-    same = _same_contestant(records)
-    for record in records:
-        group, row = by_group[record.run_id]
-        others = [other for other in same[board.contestant_in_group(record)] if other.run_id != record.run_id]
-        yield f"runs/{record.run_id}.html", pages.run(record, group, row, others)
-    yield from pages.metrics({row.metric for record in records for row in record.estimates})
+    def write_pages(self) -> int:
+        """Every page but those of the runs."""
+        pages = _pages.Pages()
+        found = [
+            ("index.html", pages.ranking(self.groups)),
+            ("charts.html", pages.charts(len(self.records))),
+            ("sla.html", pages.sla(self.searches, {record.run_id for record in self.records})),
+            ("data.html", pages.data(self.records, self.groups, self.unreadable)),
+            *((f"groups/{group.id}.html", pages.group(group)) for group in self.groups),
+            *pages.metrics({row.metric for record in self.records for row in record.estimates}),
+        ]
+        for name, text in found:
+            self._write(name, text)
+        return len(found)
 
+    def write_runs(self, start: int) -> int:
+        """The pages of every so many runs, from the one numbered ``start``."""
+        pages = _pages.Pages()
+        rows = [(group, row) for group in self.groups for row in group.rows]
+        same: dict[str, list[Record]] = {}
+        for _, row in rows:
+            same.setdefault(row.contestant, []).append(row.record)
+        mine = rows[start::_STRIDES]
+        for group, row in mine:
+            others = [other for other in same[row.contestant] if other.run_id != row.record.run_id]
+            self._write(f"runs/{row.record.run_id}.html", pages.run(row.record, group, row, others))
+        return len(mine)
 
-def _same_contestant(records: Sequence[Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        found.setdefault(board.contestant_in_group(record), []).append(record)
-    return found
+    def _write(self, name: str, text: str) -> None:
+        (self.out / name).write_text(text, encoding="utf-8", errors="backslashreplace")

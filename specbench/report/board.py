@@ -92,6 +92,7 @@ class Row:
     reasons: list[str]
     cells: dict[Scope, dict[str, Cell]]
     memory: int | None
+    contestant: str = ""  # the same for repeats
     repeats: int = 0  # other runs of the same contestant in the group
 
     @property
@@ -211,6 +212,7 @@ def row_of(record: Record) -> Row:
         reasons=keys.obstacles(record),
         cells=_cells(record),
         memory=_memory(record),
+        contestant=contestant_in_group(record),
     )
 
 
@@ -258,7 +260,7 @@ def _mark_repeats(rows: Sequence[Row]) -> None:
     """Of several runs of one contestant the newest that may be ranked is; the others say so."""
     found: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(contestant_in_group(row.record), []).append(row)
+        found.setdefault(row.contestant, []).append(row)
     for same in found.values():
         newest: Row | None = None
         for row in sorted(same, key=lambda row: (row.record.created, row.record.run_id), reverse=True):

@@ -11,8 +11,8 @@
     ["device", "Device"],
   ];
   const GROUP_FACETS = ["target", "load", "temperature", "device"];
-  const GROUPS_AT_ONCE = 4;
-  const ROWS_AT_ONCE = 60;
+  const GROUPS_AT_ONCE = 3;
+  const ROWS_AT_ONCE = 25;
   const ROWS_TO_LOAD = 500;
   const form = document.getElementById("filters");
   const board = document.getElementById("board");
