@@ -155,6 +155,11 @@ class Probe:
         return self.trouble is None and self.throughput is not None and all(b.holds for b in self.bounds.values())
 
     @property
+    def unmeasured(self) -> bool:
+        """Whether nothing speaks against the load, and yet the run was too short for a steady throughput."""
+        return self.trouble is None and self.throughput is None and all(b.holds for b in self.bounds.values())
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """Why the probe does not pass, one phrase each."""
         found = [self.trouble] if self.trouble is not None else []

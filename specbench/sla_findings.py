@@ -101,8 +101,9 @@ class Contest:
         if self.trouble is not None:
             return None
         for level in levels:
-            load = next_load(space, {p.load: p.passed for p in self.probes(space, level)})
-            if load is not None:
+            probes = self.probes(space, level)
+            load = next_load(space, {p.load: p.passed for p in probes})
+            if load is not None and not any(p.unmeasured for p in probes):
                 return load
         return None
 
@@ -153,6 +154,10 @@ def search_row(contest: Contest, space: Space, level: Sla, *, index: int) -> Sea
     common: dict[str, Any] = {"method": contest.label, "level": index, "judged": rows}
     if contest.trouble is not None:
         return SearchRow(**common, outcome="not measured", reason=contest.trouble)
+    short = next((p.load for p in probes if p.unmeasured), None)
+    if short is not None:
+        reason = f"the run at {short:g} was too short for a steady window; give more prompts"
+        return SearchRow(**common, outcome="not measured", reason=reason)
     if next_load(space, {p.load: p.passed for p in probes}) is not None:
         return SearchRow(**common, outcome="not measured", reason="interrupted before the search had ended")
     best = None if finding.best is None else contest.loads[finding.best]

@@ -224,6 +224,20 @@ def test_an_open_loop_beyond_capacity_is_not_steady() -> None:
     assert "the queue grows: requests are admitted at" in row.reason
 
 
+def test_a_run_too_short_for_a_steady_window_ends_the_search_without_a_verdict() -> None:
+    """Forty rows for forty requests at once: all are admitted before the first has ended."""
+    found = Contest("vanilla")
+    space = Space(whole=False, start=1.0, low=1.0, high=8.0)
+    trace = serve(40, step_s=0.01, rows=40)
+    run = probe_run(make_record(spec={"seed": 0}), service(trace), repeat=0)
+    assert run.row.throughput is None
+    found.loads[1.0] = LoadData.of(1.0, [run])
+    assert found.wanted(space, [LEVEL]) is None
+    row = row_of(found, space=space)
+    assert (row.outcome, row.throughput) == ("not measured", None)
+    assert "too short for a steady window; give more prompts" in row.reason
+
+
 # ------------------------------------------------------------------------------------------------------- the document
 
 
