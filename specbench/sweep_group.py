@@ -83,7 +83,7 @@ class _Measured:
 class Process:
     """What the groups of one process share: the loaded target, the machine's facts, the folder, the clock.
 
-    ``measure_s`` is the time inside measurements; all else that a sweep takes is its overhead.
+    ``measure_s`` and ``judge_s`` are the seconds in measurements and verdicts; all else that a sweep takes is set-up.
     """
 
     sweep: str
@@ -95,6 +95,7 @@ class Process:
     threads: int | None = None
     shelf: TargetShelf = field(default_factory=TargetShelf)
     measure_s: float = 0.0
+    judge_s: float = 0.0
     outcomes: list[CellOutcome] = field(default_factory=list)
     _machines: dict[str, dict[str, Any]] = field(default_factory=dict)
     _said: set[str] = field(default_factory=set)
@@ -238,6 +239,8 @@ class _Cells:
         except Exception as error:
             self.fail(cell, error, started_s=done.started_s, planned=done.planned, measured=done.measured)
             return
+        finally:
+            self._process.judge_s += time.perf_counter() - start
         self._keep(CellOutcome(cell, record), recorder, data)
         if cell.is_control:
             self._control = (done.measured, record.run_id)

@@ -53,10 +53,13 @@ def _dry_run(spec: Any, folder: Path, chosen: dict[str, Any]) -> int:
     from specbench.sweep_folder import ResultsFolder
     from specbench.sweep_time import in_words
 
-    results = ResultsFolder.open(folder, mend=False)  # refused at once, before what takes seconds to import
-    from specbench.sweep import make_plan
+    results = ResultsFolder.open(folder, mend=False)
+    from specbench.sweep_state import make_plan
 
     plan = make_plan(spec, results, **chosen)
+    from specbench.sweep import check_sweep
+
+    check_sweep(plan)
     for cell in plan.cells:
         expected = in_words(plan.estimates.seconds(cell))
         typer.echo(f"{cell.key}  {plan.state(cell):<6}  {expected:>7}  {plan.label(cell)}")
@@ -87,10 +90,13 @@ def _measure(spec: Any, folder: Path, chosen: dict[str, Any], limit_s: float | N
         results = ResultsFolder.open(folder, mend=True)
         for remark in results.remarks:
             typer.echo(f"warning: {remark}", err=True)
-        from specbench.sweep import make_plan, run_sweep, write_table
+        from specbench.sweep_state import make_plan
 
         plan = make_plan(spec, results, **chosen)
         typer.echo(_overview(plan, folder), err=True)
+        from specbench.sweep import check_sweep, run_sweep, write_table  # only now what takes seconds to import
+
+        check_sweep(plan)
         command = ["specbench", *sys.argv[1:]]
         with SweepScreen(plan) as screen:
             summary = run_sweep(plan, screen=screen, command=command, limit_s=limit_s)
@@ -132,12 +138,13 @@ def _close(summary: Any, table: Path | None) -> None:
 
 
 def _overhead(summary: Any) -> str:
-    """Seconds outside the measurements, and the cells an hour that they cost."""
-    lost_s = summary.wall_s - summary.measure_s
-    rate, ideal = (3600 * summary.measured / seconds for seconds in (summary.wall_s, max(summary.measure_s, 1e-9)))
+    """Where the time went, and the cells an hour that set-up cost."""
+    setup_s = summary.wall_s - summary.measure_s - summary.judge_s
+    rate, ideal = (3600 * summary.measured / max(s, 1e-9) for s in (summary.wall_s, summary.wall_s - setup_s))
+    spent = f"{summary.measure_s:.1f} s measuring, {summary.judge_s:.1f} s judging, {setup_s:.1f} s set-up"
     return (
-        f"{summary.wall_s:.1f} s, {lost_s:.1f} s of it outside measurements (targets loaded {summary.loads} times in "
-        f"{summary.load_s:.1f} s): {rate:.0f} cells an hour instead of {ideal:.0f}"
+        f"{summary.wall_s:.1f} s: {spent} (targets loaded {summary.loads} times in {summary.load_s:.1f} s): "
+        f"{rate:.0f} cells an hour, {ideal - rate:.0f} lost to set-up"
     )
 
 

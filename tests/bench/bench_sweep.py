@@ -49,7 +49,7 @@ def _whole(work: Path) -> None:
         values = [place[name] for place in places]
         print(f"{name}: {sum(values):.1f} s in {len(values)} cells, median {statistics.median(values):.2f} s")
     print(log.read_text().strip().splitlines()[-1])
-    print(next(line for line in log.read_text().splitlines() if "outside measurements" in line))
+    print(next(line for line in log.read_text().splitlines() if "lost to set-up" in line))
     again = time.time()
     assert start(["sweep", str(SWEEP), "--out", str(out)], work / "again.log", fresh=True).wait() == 0
     print(f"a finished sweep started again ends after {time.time() - again:.1f} s")

@@ -13,9 +13,9 @@ import pytest
 from specbench import registry
 from specbench.cli import main
 from specbench.resolve import find_target
-from specbench.sweep import make_plan
 from specbench.sweep_folder import ResultsFolder
 from specbench.sweep_spec import read_sweep
+from specbench.sweep_state import make_plan
 
 SWEEPS = sorted((Path(__file__).parent.parent.parent / "sweeps").glob("*.toml"))
 

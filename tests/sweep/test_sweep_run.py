@@ -21,9 +21,10 @@ from specbench.errors import ConfigError, SpecbenchError
 from specbench.records import store
 from specbench.records.schema import Record
 from specbench.report.recompute import verify_record
-from specbench.sweep import SweepSummary, make_plan, run_sweep
+from specbench.sweep import SweepSummary, check_sweep, run_sweep
 from specbench.sweep_folder import ResultsFolder, held
 from specbench.sweep_spec import build_sweep
+from specbench.sweep_state import make_plan
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +71,7 @@ def run(base: dict[str, Any], out: Path, *, screen: Watcher | None = None, **giv
     document = {"base": {k: v for k, v in base.items() if k not in given["axes"]}, **given}
     with held(out):
         plan = make_plan(build_sweep(document, name="test"), ResultsFolder.open(out, mend=True), **chosen)
+        check_sweep(plan)
         return run_sweep(plan, screen=screen or Watcher(), limit_s=limit)
 
 
