@@ -63,9 +63,7 @@ class SlaRequest:
         if not self.space.whole:
             pattern = registry.load("workloads", spec.workload)
             if "rate" not in getattr(pattern, "Options", LoadOptions).model_fields:
-                raise ConfigError(
-                    f"the load pattern '{spec.workload}' has no rate to search over; use poisson, say"
-                )
+                raise ConfigError(f"the load pattern '{spec.workload}' has no rate to search over; use poisson, say")
             load_options(spec.workload, {**spec.load, "rate": self.space.start})
         return replace(self, spec=spec)
 
@@ -91,8 +89,10 @@ class SlaSummary:
 
     @property
     def complaint(self) -> str:
-        """In one line, that no load holds any level and how near the nearest came."""
-        first = min(self.result.searches, key=lambda row: row.level)
+        """In one line, that no load holds any level and how near the nearest came, or what kept it from being known."""
+        first = min(self.result.searches, key=lambda row: (row.outcome != "not measured", row.level))
+        if first.outcome == "not measured":
+            return f"{first.method}: {first.reason}"
         bound = self.result.levels[first.level].label
         return f"no method holds '{bound}': {first.method}: {first.reason}; ask for less, or search other loads"
 
