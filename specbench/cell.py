@@ -28,11 +28,17 @@ from specbench.workloads.patterns import load_options, open_load
 
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
-    """A method of the run, its checkpoint on this disk, and the cell's resolved specification."""
+    """A method of the run, its checkpoint on this disk, and the cell's resolved specification.
+
+    ``contestant`` is kept where the cell is measured at once, so that its weights are loaded once; ``warned`` is what
+    was said while they were.
+    """
 
     method: MethodSpec
     checkpoint: ResolvedDrafter | None
     spec: CellSpec
+    contestant: Contestant | None = None
+    warned: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -53,15 +59,17 @@ class Measurement:
     vocabulary: DraftVocabulary | None = None
 
 
-def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCell:
+def plan_cell(session: Session, method: MethodSpec, *, step: Step, keep: bool = False) -> PlannedCell:
     """Find the checkpoint and try to load it, so that a bad one is reported before anything is measured.
+
+    ``keep`` hands what was loaded on to `measure_cell`; else it is loaded again there, and many cells can be planned.
 
     Errors: DrafterError, CheckpointError, UnknownNameError, ConfigError.
     """
     spec = session.spec
     found = _find_checkpoint(session, method.name, step=step)
-    with step(f"checking {method.label}"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # they are noted when the cell is measured
+    with step(f"checking {method.label}"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
         contestant, planning = _contestant(session, method, found)
     inputs = {
         "target_weights": session.resolved.weights_sha256,
@@ -95,7 +103,9 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step) -> PlannedCel
         inputs=inputs,
         **{name: getattr(spec, name) for name in _COPIED},
     )
-    return PlannedCell(method, found, cell)
+    if not keep:
+        return PlannedCell(method, found, cell)  # what was warned of is noted when the drafter is loaded again
+    return PlannedCell(method, found, cell, contestant, _texts(caught))
 
 
 _COPIED = (
@@ -125,7 +135,7 @@ def measure_cell(
     session.prompts.shortened.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        contestant, _ = _contestant(session, cell.method, cell.checkpoint)
+        contestant = cell.contestant or _contestant(session, cell.method, cell.checkpoint)[0]
         clock = WallClock()
         engine = build_engine(
             session.target,
@@ -158,10 +168,14 @@ def measure_cell(
         skipped=outcome.skipped,
         prompt_ids=sent,
         memory={**memory.facts(), **_planned_bytes(session, contestant, engine)},
-        notes=_notes(session, outcome, [str(w.message) for w in caught if w.category is UserWarning]),
+        notes=_notes(session, outcome, [*cell.warned, *_texts(caught)]),
         telemetry=sampler.summary(trace) if sampler is not None else None,
         vocabulary=draft_vocabulary(contestant.drafter, trace, vocab_size=session.target.vocab_size),
     )
+
+
+def _texts(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
+    return tuple(str(w.message) for w in caught if w.category is UserWarning)
 
 
 def _contestant(

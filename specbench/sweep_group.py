@@ -201,7 +201,7 @@ class _Cells:
         started_s, start = time.time(), time.perf_counter()
         planned: PlannedCell | None = None
         try:
-            planned = plan_cell(session, cell.method, step=process.screen.step)
+            planned = plan_cell(session, cell.method, step=process.screen.step, keep=True)
             self._check_other(cell, planned)
             setup_s = time.perf_counter() - start
             measured = measure_cell(
@@ -215,7 +215,7 @@ class _Cells:
         if measured.trace.status == Status.INTERRUPTED:
             process.screen.say(f"stopped inside {cell.settings['method']}; the cell is measured again")
             return None
-        return _Measured(cell, planned, measured, started_s, setup_s, measure_s)
+        return _Measured(cell, replace(planned, contestant=None), measured, started_s, setup_s, measure_s)
 
     def _check_other(self, cell: SweepCell, planned: PlannedCell) -> None:
         label = cell.settings["method"]
