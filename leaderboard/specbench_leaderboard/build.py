@@ -51,12 +51,8 @@ def build(folder: Path, *, out: Path) -> Built:
         _copy_assets(out)
         site = _Site(out, records, groups, searches, tuple(unreadable))
         strides = [partial(site.write_runs, start) for start in range(_STRIDES)]
-        jobs: list[Callable[[], int]] = [
-            partial(site.write_downloads, files),
-            *strides,
-            partial(site.write_data, families),
-            site.write_pages,
-        ]
+        jobs: list[Callable[[], int]] = [partial(site.write_downloads, files), *strides, site.write_pages]
+        jobs.append(partial(site.write_data, families))
         pages = run_all(jobs, parallel=len(records) > _FEW)
     except OSError as error:
         reason = error.strerror or str(error)

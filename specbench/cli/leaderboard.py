@@ -40,5 +40,6 @@ def _built(records: Path, out: Path) -> Path:
         typer.echo(f"warning: {text}", err=True)
     if not found.records:
         typer.echo(f"warning: no records in {records}; 'specbench run --out {records}' makes some", err=True)
-    typer.echo(f"{found.records} records in {found.groups} groups, {found.pages} pages")
+    groups = "1 comparison group" if found.groups == 1 else f"{found.groups} comparison groups"
+    typer.echo(f"{found.records} records in {groups}, {found.pages} pages")
     return Path(found.index)

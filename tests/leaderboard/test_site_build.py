@@ -219,7 +219,7 @@ def test_the_command_builds_and_names_what_is_wrong(specbench, tmp_path: Path) -
         "leaderboard", "build", "--records", str(tmp_path / "records"), "--out", str(tmp_path / "out")
     )
     assert code == 0
-    assert "2 records in 1 groups" in out.replace("\n", " ")
+    assert "2 records in 1 comparison group" in out.replace("\n", " ")
     assert err.count("\n") == 1
     assert "warning: 1111111111111111.json: a record is a JSON object" in err
     code, _, err = specbench(

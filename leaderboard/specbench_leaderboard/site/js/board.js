@@ -55,7 +55,7 @@
   }
 
   function methodCell(row, why) {
-    const details = [row.name === row.method ? null : row.name, row.policy, row.seed === null || row.seed === undefined ? null : "seed " + row.seed];
+    const details = [row.name === row.method ? null : row.name.slice(row.method.length + 3), row.policy, row.seed === null || row.seed === undefined ? null : "seed " + row.seed];
     return S.el(
       "th",
       { scope: "row" },

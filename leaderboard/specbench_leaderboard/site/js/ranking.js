@@ -145,6 +145,8 @@
     if (!passing.length) return [null, 0];
     const limit = unfolded.has(group.id) ? Infinity : ROWS_AT_ONCE;
     const total = whole ? passing.length : group.rows;
+    const unranked = whole ? passing.filter((row) => S.placeOf(row, view) === null).length : group.rows - group.ranked;
+    const off = unranked ? ", " + unranked + " of them not ranked" : "";
     const title = [group.facts.target, group.facts.device, group.facts.sampling, group.facts.load].join(", ");
     const more = () => {
       unfolded.add(group.id);
@@ -156,7 +158,7 @@
       S.el("h2", {}, S.el("a", { href: "groups/" + group.id + ".html" }, title)),
       factsOf(group),
       S.drawTable(group, passing, view, index.columns, limit, sortBy),
-      total > limit ? S.el("p", {}, S.el("button", { type: "button", class: "more", onclick: more }, "Show all " + S.plural(total, "row"))) : null,
+      total > limit ? S.el("p", {}, S.el("button", { type: "button", class: "more", onclick: more }, "Show all " + S.plural(total, "row") + off)) : null,
       apartOf(group)
     );
     return [section, total];
