@@ -17,7 +17,7 @@ from specbench.report import numbers
 from specbench.report.board import COLUMNS, Cell, Column, Group, Row, Scope, why_unplaced
 from specbench.report.series import VALUES, Family, Point
 
-ROWS_A_SHARD = 250
+ROWS_A_SHARD = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def row_data(row: Row) -> dict[str, Any]:
 
 
 def group_shards(group: Group) -> list[Shard]:
-    """A group's rows in the order of its table, a few hundred to a file."""
+    """A group's rows in the order of its table, a hundred to a file."""
     return [
         Shard(
             f"rows-{group.id}-{number}",

@@ -13,7 +13,7 @@
   const GROUP_FACETS = ["target", "load", "temperature", "device"];
   const GROUPS_AT_ONCE = 3;
   const ROWS_AT_ONCE = 25;
-  const ROWS_TO_LOAD = 500;
+  const ROWS_TO_LOAD = 100;
   const form = document.getElementById("filters");
   const board = document.getElementById("board");
   const summary = document.getElementById("summary");
