@@ -17,12 +17,13 @@
   const only = (one, ...names) => Object.keys(one.scope).sort().join() === names.sort().join();
   const method = document.querySelector("h1").firstChild.textContent.trim().split(":")[0];
   const figures = document.querySelector(".figures");
+  let pending = [];
 
   function add(title, traces, layout) {
     const plot = S.el("div", { class: "plot", role: "img", "aria-label": title + "; the numbers are in the tables below" });
     figures.append(S.el("div", {}, S.el("h3", {}, title), plot));
     document.getElementById("figures").hidden = false;
-    S.plot(plot, traces, layout);
+    pending.push(() => S.plot(plot, traces, layout));
   }
 
   function positions() {
@@ -75,9 +76,11 @@
 
   function draw() {
     figures.replaceChildren();
+    pending = [];
     positions();
     time();
     reliability();
+    for (const plot of pending) plot(); // all frames first: each takes its width from how many there are
     document.body.dataset.drawn = "yes";
   }
 
