@@ -13,7 +13,7 @@ from specbench.cli import options as o
 _ONLINE = "Online"
 
 Method = Annotated[str | None, Option("--method", "-m", help="The drafter, NAME or NAME:k.")]
-Out = Annotated[Path | None, Option("--out", "-o", help="File for the calibration. [beside the drafter]")]
+Out = Annotated[Path | None, Option("--out", "-o", help="File for the calibration. \\[beside the drafter]")]
 Record = Annotated[
     list[str] | None,
     Option("--record", metavar="FILE|RUN_ID", help="Use the rounds of a fixed-length run; repeatable with --online."),

@@ -17,13 +17,13 @@ Drafter = Annotated[
     list[str] | None, Option("--drafter", metavar="NAME=PATH|HUB", help="Checkpoint of a method; repeatable.")
 ]
 Policy = Annotated[
-    str | None, Option("--policy", help="What is verified: fixed:k, threshold:p, algorithm1, load-aware. [fixed]")
+    str | None, Option("--policy", help="What is verified: fixed:k, threshold:p, algorithm1, load-aware. \\[fixed]")
 ]
 Target = Annotated[
-    str | None, Option("--target", help="Target model: a short name, a folder or a hub id. [smollm2-135m]")
+    str | None, Option("--target", help="Target model: a short name, a folder or a hub id. \\[smollm2-135m]")
 ]
 DraftLength = Annotated[
-    int | None, Option("--draft-length", "-k", help="Drafts a cycle, never the block size. [the drafter's own]")
+    int | None, Option("--draft-length", "-k", help="Drafts a cycle, never the block size. \\[the drafter's own]")
 ]
 
 SyntheticTau = Annotated[
@@ -37,7 +37,7 @@ SyntheticRates = Annotated[
 
 Task = Annotated[
     list[str] | None,
-    Option("--task", "-t", help="A task or a .jsonl file; repeatable. [the starter tasks]", rich_help_panel=_LOAD),
+    Option("--task", "-t", help="A task or a .jsonl file; repeatable. \\[the starter tasks]", rich_help_panel=_LOAD),
 ]
 NumPrompts = Annotated[
     str | None, Option("--num-prompts", metavar="N|all", help="Prompts of each task. [10]", rich_help_panel=_LOAD)
@@ -57,7 +57,7 @@ Concurrency = Annotated[
 ]
 Workload = Annotated[
     str | None,
-    Option("--workload", help="closed, poisson, gamma, burst, trace; --set load.x=y [closed]", rich_help_panel=_LOAD),
+    Option("--workload", help="closed, poisson, gamma, burst, trace; --set load.x=y \\[closed]", rich_help_panel=_LOAD),
 ]
 Rate = Annotated[
     float | None, Option("--rate", help="Requests a second of an open loop: load.rate.", rich_help_panel=_LOAD)
@@ -65,7 +65,7 @@ Rate = Annotated[
 
 Temperature = Annotated[float | None, Option("--temperature", help="0 is greedy. [0]", rich_help_panel=_SAMPLING)]
 TopP = Annotated[float | None, Option("--top-p", help="Nucleus. [1]", rich_help_panel=_SAMPLING)]
-TopK = Annotated[int | None, Option("--top-k", help="Most likely tokens only. [all]", rich_help_panel=_SAMPLING)]
+TopK = Annotated[int | None, Option("--top-k", help="Most likely tokens only. \\[all]", rich_help_panel=_SAMPLING)]
 Seed = Annotated[int | None, Option("--seed", help="Keys every random draw. [0]", rich_help_panel=_SAMPLING)]
 
 Dtype = Annotated[
@@ -77,12 +77,14 @@ Dtype = Annotated[
         rich_help_panel=_ENGINE,
     ),
 ]
-Device = Annotated[str | None, Option("--device", metavar="auto|cpu|cuda[:i]", help="[auto]", rich_help_panel=_ENGINE)]
-Threads = Annotated[int | None, Option("--threads", help="Torch threads. [by the machine]", rich_help_panel=_ENGINE)]
+Device = Annotated[
+    str | None, Option("--device", metavar="auto|cpu|cuda[:i]", help="\\[auto]", rich_help_panel=_ENGINE)
+]
+Threads = Annotated[int | None, Option("--threads", help="Torch threads. \\[by the machine]", rich_help_panel=_ENGINE)]
 KvMemory = Annotated[
     str | None,
     Option(
-        "--kv-memory", metavar="SIZE", help="Cache budget, e.g. 2GiB. [what the run needs]", rich_help_panel=_ENGINE
+        "--kv-memory", metavar="SIZE", help="Cache budget, e.g. 2GiB. \\[what the run needs]", rich_help_panel=_ENGINE
     ),
 ]
 PrefillChunk = Annotated[
@@ -94,7 +96,7 @@ TrustRemoteCode = Annotated[
 
 Set = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help="Any setting, or METHOD.OPTION; repeatable.")]
 Config = Annotated[Path | None, Option("--config", metavar="FILE.toml", help="Settings from a file; flags win.")]
-Out = Annotated[Path | None, Option("--out", "-o", help="Folder for the records. [runs]", rich_help_panel=_OUTPUT)]
+Out = Annotated[Path | None, Option("--out", "-o", help="Folder for the records. \\[runs]", rich_help_panel=_OUTPUT)]
 NoBaseline = Annotated[
     bool, Option("--no-baseline", help="Do not measure vanilla beside the methods.", rich_help_panel=_OUTPUT)
 ]

@@ -17,7 +17,7 @@ Length = Annotated[int, Option("--draft-length", "-k", min=1, help="Drafts a row
 Context = Annotated[int, Option(min=1, help="Cached tokens a row.", rich_help_panel=_SIZE)]
 Repeats = Annotated[int, Option(min=1, help="Timings of each point; the median is kept.", rich_help_panel=_SIZE)]
 Warmup = Annotated[int, Option(min=0, help="Timings of each point before those.", rich_help_panel=_SIZE)]
-Out = Annotated[Path | None, Option("--out", "-o", help="File for the table. [where runs look for it]")]
+Out = Annotated[Path | None, Option("--out", "-o", help="File for the table. \\[where runs look for it]")]
 SGLang = Annotated[Path | None, Option("--sglang", help="Also write SGLang's table by tokens here.")]
 Additive = Annotated[Path | None, Option("--sglang-additive", help="Also write SGLang's table by rows and tokens.")]
 Method = Annotated[

@@ -26,7 +26,7 @@ TpotP99 = Annotated[float | None, Option("--tpot-p99", metavar="S", help="Most s
 Over = Annotated[str, Option(metavar="concurrency|rate", help="What is raised.", rich_help_panel=_SEARCH)]
 Most = Annotated[float | None, Option("--max", help="Largest load. [8 users]", rich_help_panel=_SEARCH)]
 Least = Annotated[float | None, Option("--min", help="Smallest. [1; of rates max/64]", rich_help_panel=_SEARCH)]
-Start = Annotated[float | None, Option(help="First load. [the smallest; of rates max/8]", rich_help_panel=_SEARCH)]
+Start = Annotated[float | None, Option(help="First load. \\[the smallest; of rates max/8]", rich_help_panel=_SEARCH)]
 Step = Annotated[float, Option(help="Relative width at which rates are near enough.", rich_help_panel=_SEARCH)]
 Repeats = Annotated[int, Option(help="Runs a load, each with its own seed.", rich_help_panel=_SEARCH)]
 Few = Annotated[

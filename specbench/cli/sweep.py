@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The sweep: [base], [axes], [[exclude]].")]
-Out = Annotated[Path | None, Option("--out", "-o", help="Folder for the records. [runs/NAME]")]
+File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The sweep: \\[base], \\[axes], \\[\\[exclude]].")]
+Out = Annotated[Path | None, Option("--out", "-o", help="Folder for the records. \\[runs/NAME]")]
 DryRun = Annotated[bool, Option("--dry-run", help="Print cells, keys, times and what is done; measure nothing.")]
 Only = Annotated[
     list[str] | None,
@@ -20,7 +20,7 @@ LimitTime = Annotated[
     str | None, Option("--limit-time", metavar="30m", help="Begin no cell that would not end within this time.")
 ]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Measure cells that failed before again.")]
-Set = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help="Any setting of [base]; repeatable.")]
+Set = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help="Any setting of \\[base]; repeatable.")]
 
 
 def sweep(

@@ -14,9 +14,9 @@ Data = Annotated[
     list[Path] | None, Option("--data", "-d", help="Features of `train features`; with --online answers; repeatable.")
 ]
 Online = Annotated[bool, Option("--online", help="Run the target beside the drafter instead of reading features.")]
-Target = Annotated[str | None, Option("--target", help="A short name, folder or hub id. [the recipe's]")]
+Target = Annotated[str | None, Option("--target", help="A short name, folder or hub id. \\[the recipe's]")]
 Device = Annotated[str, Option("--device", metavar="auto|cpu|cuda[:i]")]
-Threads = Annotated[int | None, Option("--threads", help="Torch threads. [by the machine]")]
+Threads = Annotated[int | None, Option("--threads", help="Torch threads. \\[by the machine]")]
 Trust = Annotated[bool, Option("--trust-remote-code", help="Run model code from the hub.")]
 
 

@@ -63,7 +63,7 @@ def run_to_run(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def run_to_run_ratio(values: Sequence[float]) -> tuple[float, tuple[float, float] | None] | None:
-    """Geometric mean of positive ratios, one a run, with its interval; None without any or where one is not positive."""
+    """Geometric mean of positive ratios, one a run, with its interval; None without any or if one is not positive."""
     if not values or any(not np.isfinite(value) or value <= 0 for value in values):
         return None
     logs = [float(np.log(value)) for value in values]

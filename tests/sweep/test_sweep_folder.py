@@ -40,7 +40,7 @@ def test_the_second_process_says_who_holds_the_folder(tmp_path: Path, monkeypatc
     monkeypatch.setattr(sweep_folder, "_HOLDER_WAIT_S", 0.1)
     with held(tmp_path):
         assert (tmp_path / LOCK).exists()
-        assert re.search(rf"in use by process {os.getpid()} \(specbench .* since 20", refusal(tmp_path))
+        assert re.search(rf"in use by process {os.getpid()} \(specbench.* since 20", refusal(tmp_path))
         assert "\n" not in refusal(tmp_path)
         (tmp_path / HOLDER).write_text("{")  # not yet written, or by a version that says other things
         assert "in use by another process" in refusal(tmp_path)
