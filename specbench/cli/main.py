@@ -16,6 +16,7 @@ from specbench.cli import (
     leaderboard,
     profile,
     records,
+    report,
     run_command,
     sla,
     sweep,
@@ -52,6 +53,7 @@ train.app.command("export")(train_fit.export)
 train.app.command("plan")(train_plan.plan)
 app.add_typer(train.app, name="train")
 app.add_typer(leaderboard.app, name="leaderboard")
+app.add_typer(report.app, name="report")
 
 
 def run() -> None:
