@@ -217,12 +217,20 @@ def labels(entries: Sequence[Entry], plain: Callable[[Record], str]) -> list[str
     found = [plain(entry.record) for entry in entries]
     for text in sorted({text for text in found if found.count(text) > 1}):
         same = [index for index, label in enumerate(found) if label == text]
-        facts = [_facts(entries[index]) for index in same]
-        told = [", ".join(f"{name} {f[name]}" for name in f if len({o[name] for o in facts}) > 1) for f in facts]
+        told = _told([_facts(entries[index]) for index in same])
         for index, words in zip(same, told):
             clear = words and told.count(words) == 1
             found[index] = f"{text} ({words if clear else f'run {entries[index].record.run_id}'})"
     return found
+
+
+def _told(facts: Sequence[dict[str, str]]) -> list[str]:
+    """Of each the facts that are not the same in all, as many as are needed to tell all apart."""
+    words = [""] * len(facts)
+    for name in facts[0]:
+        if len({one[name] for one in facts}) > 1 and len(set(words)) < len(words):
+            words = [", ".join(filter(None, (word, f"{name} {one[name]}"))) for word, one in zip(words, facts)]
+    return words
 
 
 def _facts(entry: Entry) -> dict[str, str]:

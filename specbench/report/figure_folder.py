@@ -60,7 +60,7 @@ def write(records: Sequence[Record], out: Path, *, say: Callable[[str], None] = 
     files["figures.tex"] = _encoded(_latex(made))
     parts = [_table_part(tables), *(_part(figure) for figure in made)]
     runs = sum(len(entry.records) for entry in entries)
-    page = _page(parts=parts, lines=[_shown(line) for line in lines], notes=notes, records=len(records), runs=runs)
+    page = _page(parts=parts, lines=[shown(line) for line in lines], notes=notes, records=len(records), runs=runs)
     _replace(out, files, _encoded(page))
     missing = tuple((part["name"], part["missing"]) for part in parts if part["missing"])
     drawn = tuple(part["name"] for part in parts if not part["missing"])
@@ -170,24 +170,25 @@ def _number(number: float, unit: str) -> str:
     return f"{numbers.fixed(number, 1)} %" if unit == "%" else numbers.in_unit(number, unit)
 
 
-def _shown(line: Line) -> dict[str, str]:
+def shown(line: Line) -> dict[str, str]:
+    """A line of the comparison as the page writes it."""
     value, held = line.paper, line.measured
     unit = value.unit
     paper = _number(value.value, unit) + (f" to {_number(value.high, unit)}" if value.high is not None else "")
     apart = "not measured" if held is None else "; ".join(held.apart)
-    shown = {"place": value.place, "what": _what(value), "paper": paper, "measured": numbers.ABSENT, "n": "",
+    cells = {"place": value.place, "what": _what(value), "paper": paper, "measured": numbers.ABSENT, "n": "",
              "difference": "", "apart": apart, "runs": ""}  # fmt: skip
     if held is None:
-        return shown
+        return cells
     bounds = [_number(bound, unit) for bound in (held.low, held.high) if bound is not None]
     interval = f" [{', '.join(bounds)}]" if len(bounds) == 2 else ""
     more = len(held.run_ids) - _LONG_LIST
-    shown |= {"measured": _number(held.value, unit) + interval, "n": held.n,
+    cells |= {"measured": _number(held.value, unit) + interval, "n": held.n,
               "runs": ", ".join(held.run_ids[:_LONG_LIST]) + (f" and {more} more" if more > 0 else "")}  # fmt: skip
     if line.difference is not None:
         text = _number(line.difference, unit)
-        shown["difference"] = text if text.startswith("-") else f"+{text}"
-    return shown
+        cells["difference"] = text if text.startswith("-") else f"+{text}"
+    return cells
 
 
 def _remarks() -> Iterator[str]:

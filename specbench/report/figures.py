@@ -58,8 +58,12 @@ def _lines(
     *,
     varies: Sequence[str],
     plain: Callable[[Record], str],
+    least: int = 2,
 ) -> list[Line]:
-    """Entries as lines over ``x``, alike in all but what varies; weights part a line with two points at one x."""
+    """Entries as lines over ``x``, alike in all but what varies; weights part a line with two points at one x.
+
+    Lines with fewer than ``least`` places are left out.
+    """
     placed = [(place, entry) for entry in members if (place := x(entry)) is not None]
     found: list[list[tuple[float, Entry]]] = []
     loose, strict = tuple(varies), tuple(name for name in varies if name != "weights")
@@ -67,6 +71,7 @@ def _lines(
         clash = len({place for place, _ in line}) < len(line)
         parted = bucket(line, lambda one: rows.contestant(one[1].record, without=strict)).values()
         found += parted if clash else [line]
+    found = [line for line in found if len({place for place, _ in line}) >= least]
     for line in found:
         line.sort(key=lambda one: one[0])
     texts = rows.labels([line[0][1] for line in found], plain)
@@ -162,7 +167,7 @@ def _fig3(entries: Sequence[Entry]) -> Figure:
     sheets = []
     fit = [entry for entry in entries if entry.plain and depth(entry.record) is not None]
     for sha, members in _groups(fit, timings=False).items():
-        lines = _lines(members, lambda e: depth(e.record), varies=("weights",), plain=rows.full_label)
+        lines = _lines(members, lambda e: depth(e.record), varies=("weights",), plain=rows.full_label, least=1)
         if not any(len(line) > 1 for _, line in lines):
             continue
         panels = (
@@ -186,7 +191,6 @@ def _fig4(entries: Sequence[Entry]) -> Figure:
     for sha, members in _groups(fit, timings=True).items():
         lines = _lines(members, lambda e: float(e.record.draft_length), varies=("draft_length", "policy", "weights"),
                        plain=_method)  # fmt: skip
-        lines = [pair for pair in lines if len(pair[1]) > 1]
         axis = "drafts a round"
         panels = [
             Panel(title, axis, "tau", _series(lines, _reader("tau", scope)), steps=True)
@@ -224,7 +228,6 @@ def _fig5(entries: Sequence[Entry]) -> Figure:
     for sha, members in _groups(fit, timings=False).items():
         lines = _lines(members, lambda e: threshold(e.record), varies=("policy", "calibration", "cost_table"),
                        plain=method_label)  # fmt: skip
-        lines = [pair for pair in lines if len(pair[1]) > 1]
         axis = "confidence threshold"
         panels = []
         for title, scope in _scopes(members):
@@ -314,8 +317,11 @@ def _fig7(entries: Sequence[Entry]) -> Figure:
                 ),
             )
             for curve in found.curves
+            if len(curve.points) > 1
         )
-        if any(len(one.marks) > 1 for one in series):
+        single = sum(len(curve.points) == 1 for curve in found.curves)
+        if series:
+            notes += [f"contestants with one load are not drawn: {single}"] if single else []
             panel = Panel("throughput", "tok/s/user", "output tokens/s", series)
             sheets.append(_sheet(sha, members, [panel]))
     return _figure(
@@ -339,7 +345,6 @@ def _fig8(entries: Sequence[Entry]) -> Figure:
     sheets = []
     for sha, members in _groups(entries, timings=True, loads=True).items():
         lines = _lines(members, rows.load_size, varies=(), plain=rows.full_label)
-        lines = [pair for pair in lines if len(pair[1]) > 1]
         axis = "users" if rows.pattern(members[0]) == "closed" else "size of the load (requests/s, or rows)"
         panels = [
             Panel(title, axis, name, _series(lines, _reader(metric, {})), doubling=True)

@@ -17,8 +17,8 @@ TEMPERATURE = 1.0
 class PaperValue:
     """One number of the paper. ``high`` closes a range that begins at ``value``.
 
-    ``quantity`` names how it is read off records (`specbench.report.beside`), ``at`` is that reader's argument. ``load``
-    in words where the number depends on one.
+    ``quantity`` names how it is read off records (`specbench.report.beside`), ``at`` is that reader's argument.
+    ``load`` in words where the number depends on one.
     """
 
     place: str

@@ -36,7 +36,9 @@ _STYLE = {
     "axes.spines.right": False,
 }
 _LONGEST = 60  # characters of a label in an image; the CSV has all of them
+_TAIL = 20  # of these, from its end, where labels are told apart
 _COLUMNS, _WIDTH, _HEIGHT, _DPI = 3, 3.6, 2.9, 150  # inches a panel
+_ALONE = 1.7  # times as large
 
 
 def require() -> None:
@@ -52,7 +54,7 @@ def require() -> None:
 def shown(text: str) -> str:
     """A name as one line that the font can print and that is short enough for a legend."""
     line = "".join(_character(character) for character in " ".join(text.split()))
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - _TAIL - 1]}…{line[-_TAIL:]}"
 
 
 def _character(character: str) -> str:
@@ -70,14 +72,16 @@ def draw(sheet: Sheet, *, title: str) -> dict[str, bytes]:
         columns = min(_COLUMNS, len(sheet.panels))
         lines = math.ceil(len(sheet.panels) / columns)
         labels = sheet.labels
-        legend = 0.2 * math.ceil(len(labels) / _legend_columns(labels, columns)) + 0.15
-        size = (_WIDTH * columns, _HEIGHT * lines + legend)
+        across = _legend_columns(labels, _WIDTH * (columns if len(sheet.panels) > 1 else _ALONE))
+        legend = 0.2 * math.ceil(len(labels) / across) + 0.15
+        wide = _ALONE if len(sheet.panels) == 1 else 1.0
+        size = (wide * _WIDTH * columns, wide * _HEIGHT * lines + legend)
         canvas = Canvas(figsize=size, layout="constrained")
         places = [canvas.add_subplot(lines, columns, index + 1) for index in range(len(sheet.panels))]
         slots = {label: slot for slot, label in enumerate(labels)}
         for axes, panel in zip(places, sheet.panels):
             _panel(axes, panel, slots)
-        _legend(canvas, labels, _legend_columns(labels, columns))
+        _legend(canvas, labels, across)
         canvas.draw_without_rendering()
         canvas.set_layout_engine("none")  # every format keeps this layout, which is slow to find
         return {form: _bytes(canvas, form, title) for form in FORMATS}
@@ -155,9 +159,9 @@ def _errors(rows: Iterable[EstimateRow], scale: float) -> list[list[float]] | No
     return [down, up]
 
 
-def _legend_columns(labels: Sequence[str], panels: int) -> int:
+def _legend_columns(labels: Sequence[str], width: float) -> int:
     longest = max(len(shown(label)) for label in labels)
-    return max(1, min(len(labels), 5, int(_WIDTH * panels / (0.35 + 0.075 * longest))))
+    return max(1, min(len(labels), 5, int(width / (0.35 + 0.075 * longest))))
 
 
 def _legend(canvas: Canvas, labels: Sequence[str], columns: int) -> None:

@@ -1,0 +1,408 @@
+"""The paper's figures from records: what is drawn, what is not and why, and that every number leads back to a record."""
+
+from __future__ import annotations
+
+import csv
+import io
+import struct
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support_site import HOSTILE, HOSTILE_TARGET, cell, write_all
+
+from specbench.cli import main
+from specbench.errors import ConfigError
+from specbench.records import schema
+from specbench.records.schema import Record
+from specbench.report import beside, figure_folder, paper_values, plots, sheet, table1
+from specbench.report.entries import gather
+from specbench.report.figures import figures
+from specbench.report.sheet import Figure
+
+NASTY = r'$\frac{1}{0}$ _x --> & ]]> "quoted" ' + HOSTILE
+Call = Callable[..., tuple[int, str, str]]
+
+
+def changed(record: Record, **fields: Any) -> Record:
+    """The record with other fields; dictionaries are merged into what is there."""
+    document = record.model_dump(mode="json")
+    del document["run_id"]
+    for name, value in fields.items():
+        document[name] = {**document[name], **value} if isinstance(value, dict) and document.get(name) else value
+    return schema.build(**document)
+
+
+def row(metric: str, value: float, unit: str = "fraction", **scope: str) -> dict[str, Any]:
+    return {"metric": metric, "value": value, "unit": unit, "n": 50, "n_of": "rounds", "scope": scope,
+            "low": value - 0.1, "high": value + 0.1, "interval": "bootstrap over prompts"}  # fmt: skip
+
+
+def with_rows(record: Record, *rows: dict[str, Any], **fields: Any) -> Record:
+    return changed(record, estimates=[*record.model_dump(mode="json")["estimates"], *rows], **fields)
+
+
+def table_cell(method: str, tau: float, *, target: str, drafter: str, task: str = "gsm8k", **more: Any) -> Record:
+    """One run of one task as for table 1."""
+    base = cell(method, target=target, drafter=drafter, temperature=1.0, detail=False, **more)
+    return with_rows(base, row("tau", tau, "tokens per round", task=task), spec={"tasks": [task]})
+
+
+def full_set() -> list[Record]:
+    """Enough for every figure, and few sheets of each."""
+    plain = cell("vanilla")
+    spark, flash = cell("dspark"), cell("dflash")
+    rate = [row("acceptance_rate", 0.6, gamma="7"), row("conditional", 0.91, k="1", domain="math"),
+            row("conditional", 0.90, k="2", domain="math")]  # fmt: skip
+    spark = with_rows(spark, *rate, drafter={"details": {"layers": 2}})
+    deep = changed(cell("dspark", drafter="deep"), drafter={"details": {"layers": 5}})
+    cut = with_rows(cell("dspark", policy="threshold:0.5"), row("acceptance_rate", 0.8, gamma="7"),
+                    spec={"inputs": {"calibration": "c" * 64}})  # fmt: skip
+    loads = [cell(method, users=8, detail=False) for method in ("vanilla", "dspark", "dflash")]
+    table = table_cell("dspark", 6.2, target="Qwen/Qwen3-4B", drafter="deepseek-ai/dspark_qwen3_4b_block7")
+    return [plain, spark, flash, cell("dspark", k=3), deep, cut, *loads, table, cell("dflash", k=9, outcome="fail")]
+
+
+def read_csv(data: bytes | str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(data if isinstance(data, str) else data.decode())))
+
+
+def made(records: list[Record]) -> dict[str, Figure]:
+    return {figure.key: figure for figure in figures(gather(records)[0])}
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and all text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture
+def specbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["specbench", *map(str, arguments)])
+        capsys.readouterr()
+        try:
+            main.run()
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def no_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the images, for tests of the page."""
+    monkeypatch.setattr(plots, "draw", lambda sheet, title: dict.fromkeys(plots.FORMATS, b"drawn"))
+
+
+# ---------------------------------------------------------------------------------------------- through the command
+
+
+def test_every_figure_is_written_and_valid(specbench: Call, tmp_path: Path) -> None:
+    records, out = full_set(), tmp_path / "out"
+    write_all(tmp_path / "runs", records)
+    code, said, err = specbench("report", "figures", tmp_path / "runs", "--out", out)
+    assert (code, err) == (0, "")
+    assert "not drawn" not in said
+    assert "1 of 11 records may not be ranked" in said
+    names = {path.name for path in out.iterdir()}
+    for key in ("fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8"):
+        assert f"{key}.csv" in names
+        assert [name for name in names if name.startswith(f"{key}-") and name.endswith(".png")]
+    for path in out.glob("*.png"):
+        data = path.read_bytes()
+        width, height = struct.unpack(">II", data[16:24])
+        assert data[:8] == b"\x89PNG\r\n\x1a\n"
+        assert 400 < width < 3000
+        assert 300 < height < 3000
+    for path in out.glob("*.svg"):
+        assert ET.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        assert b"<dc:date>" not in path.read_bytes()
+    for path in out.glob("*.pdf"):
+        data = path.read_bytes()
+        assert data.startswith(b"%PDF-")
+        assert data.rstrip().endswith(b"%%EOF")
+        assert b"CreationDate" not in data
+    page = Page((out / "index.html").read_text(encoding="utf-8"))
+    shown = [attributes["src"] for attributes in page.all("img")]
+    assert set(shown) == {name for name in names if name.endswith(".svg")}
+    assert all(len(attributes["alt"] or "") > 40 for attributes in page.all("img"))
+    links = {str(attributes["href"]) for attributes in page.all("a")}
+    assert {link for link in links if not link.startswith("#")} <= names
+    assert not [a for _, a in page.tags for v in (a.get("src"), a.get("href")) if "//" in (v or "")]  # no network
+    assert len(page.all("caption")) == len(page.all("table")) == 2
+    (left_out,) = [record for record in records if record.draft_length == 9]
+    assert left_out.run_id in page.text
+    assert all(left_out.run_id not in path.read_text(encoding="utf-8") for path in out.glob("*.csv"))
+
+
+def test_without_matplotlib_one_line_says_what_to_install(
+    specbench: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = specbench("report", "figures", tmp_path, "--out", tmp_path / "out")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "specbench-llm[figures]" in err
+    with pytest.raises(ConfigError, match="matplotlib"):
+        figure_folder.write([cell("vanilla")], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_records_is_refused(specbench: Call, tmp_path: Path) -> None:
+    code, _, err = specbench("report", "figures", tmp_path, "--out", tmp_path / "out")
+    assert code == 2
+    assert "no records" in err
+
+
+# ------------------------------------------------------------------------------------------------------- the numbers
+
+
+def test_every_number_of_the_csv_is_the_records(tmp_path: Path) -> None:
+    records = full_set()
+    held = {record.run_id: record for record in records}
+    count = 0
+    for figure in made(records).values():
+        for line in read_csv(sheet.to_csv(figure)):
+            (run,) = line["run_ids"].split(";")
+            scope = dict(part.split("=") for part in line["scope"].split(";")) if line["scope"] else {}
+            found = held[run].find(line["metric"], **scope)
+            assert found is not None
+            assert float(line["value"]) == found.value
+            assert line["low"] == ("" if found.low is None else str(found.low))
+            assert int(line["n"]) == found.n
+            if line["figure"] == "fig7":
+                speed = held[run].find("tokens_per_s_user", stat="mean")
+                assert speed is not None
+                assert float(line["x"]) == speed.value
+            count += 1
+    assert count > 100
+
+
+def test_table_1_holds_tau_by_task_in_three_formats() -> None:
+    records = [
+        table_cell("dspark", 6.25, target="Qwen/Qwen3-4B", drafter="a"),
+        table_cell("dspark", 4.75, target="Qwen/Qwen3-4B", drafter="a", task="alpaca"),
+        table_cell("eagle3", 5.25, target="other", drafter="b"),
+        cell("vanilla"),
+    ]
+    (found,) = table1.tables(gather(records)[0])
+    assert [found.heading(column) for column in found.columns] == ["GSM8K", "Alpaca"]
+    assert [block.title for block in found.blocks] == ["Qwen/Qwen3-4B", "other"]
+    latex, markdown = table1.to_latex([found]), table1.to_markdown([found])
+    assert r"dspark:7 & 6.25 {[}6.15,6.35{]} & 4.75 {[}4.65,4.85{]} \\" in latex
+    assert r"eagle3:7 & 5.25 {[}5.15,5.35{]} & - \\" in latex
+    assert records[0].run_id in latex
+    assert r"\toprule" in latex
+    assert "| GSM8K | Alpaca |" in markdown
+    cells = {(line["method"], line["task"]): line for line in read_csv(table1.to_csv([found]))}
+    assert float(cells["dspark:7", "alpaca"]["value"]) == 4.75
+    assert cells["eagle3:7", "gsm8k"]["run_ids"] == records[2].run_id
+
+
+def test_repeats_are_one_point_with_the_interval_of_runs() -> None:
+    runs = [cell("dspark", k=k, seed=seed, detail=False) for k in (3, 7) for seed in (0, 1, 2)]
+    (drawn,) = made(runs)["fig4"].sheets
+    (series,) = drawn.panels[-2].series  # tau of all prompts
+    values = [[run.find("tau").value for run in runs if run.draft_length == k] for k in (3, 7)]  # type: ignore[union-attr]
+    assert [mark.row.value for mark in series.marks] == pytest.approx([np.mean(part) for part in values])
+    assert [len(mark.run_ids) for mark in series.marks] == [3, 3]
+    assert {mark.row.interval for mark in series.marks} == {"run to run"}
+
+
+# ------------------------------------------------------------------------------------------------- what is kept apart
+
+
+def test_what_may_not_be_compared_stands_on_different_sheets() -> None:
+    machines = ("a processor", "another one")
+    records = [
+        cell(method, k=k, users=users, hardware=machine, temperature=temperature, detail=False)
+        for method in ("vanilla", "dspark", "dflash")
+        for k in (3, 7)
+        for users in (1, 4)
+        for machine in machines
+        for temperature in (0.0, 1.0)
+    ]
+    records = list({record.run_id: record for record in records}.values())
+    held = {record.run_id: record for record in records}
+    found = made(records)
+    assert [len(found[key].sheets) for key in ("fig4", "fig7", "fig8")] == [8, 4, 4]
+    for key in ("fig4", "fig7", "fig8"):
+        for one in found[key].sheets:
+            marks = [mark for panel in one.panels for series in panel.series for mark in series.marks]
+            runs = [held[name] for mark in marks for name in mark.run_ids]
+            facts = {(run.provenance["device_name"], run.spec["temperature"]) for run in runs}
+            assert len(facts) == 1
+            assert len({run.comparability["load"] for run in runs}) == (1 if key == "fig4" else 2)
+
+
+def test_prompts_of_another_set_are_another_sheet_and_another_column() -> None:
+    ours = table_cell("dspark", 6.0, target="t", drafter="a")
+    other = dict(ours.comparability) | {"prompt_set": {"ids": "1" * 64, "order": "2" * 64, "count": 10}}
+    theirs = changed(ours, comparability=other, comparability_sha256=schema.digest(other), spec={"seed": 0})
+    entries, _ = gather([ours, theirs])
+    assert len(entries) == 2  # one seed, two sets of prompts: no repeats
+    (found,) = table1.tables(entries)
+    assert len({found.heading(column) for column in found.columns}) == 2
+
+
+def test_closed_and_open_loops_do_not_share_a_line() -> None:
+    closed = [cell("dspark", users=users, detail=False) for users in (2, 8)]
+    open_ones = []
+    for rate in (1.0, 2.0):
+        key = dict(closed[0].comparability) | {"load": f"poisson:2,rate={rate:g}"}
+        more = {"workload": "poisson", "load": {"rate": rate}}
+        open_ones.append(changed(closed[0], comparability=key, comparability_sha256=schema.digest(key), spec=more))
+    sheets = made([*closed, *open_ones])["fig8"].sheets
+    assert [[mark.at for mark in one.panels[0].series[0].marks] for one in sheets] in (
+        [[2.0, 8.0], [1.0, 2.0]], [[1.0, 2.0], [2.0, 8.0]],
+    )  # fmt: skip
+
+
+def test_what_the_records_lack_is_named_and_not_drawn(tmp_path: Path) -> None:
+    written = figure_folder.write([cell("vanilla"), cell("dspark", outcome="fail")], tmp_path)
+    assert [name for name, _ in written.missing] == ["Table 1", *(f"Figure {number}" for number in range(2, 9))]
+    assert all(reason for _, reason in written.missing)
+    assert written.drawn == ()
+    assert {path.name for path in tmp_path.iterdir()} == {"index.html", "comparison.csv", "figures.tex"}
+    page = Page((tmp_path / "index.html").read_text(encoding="utf-8"))
+    assert page.text.count("Not drawn: ") == 8
+    assert "verdict is fail" in page.text
+
+
+def test_files_of_an_earlier_call_go_and_others_stay(tmp_path: Path, no_images: None) -> None:
+    figure_folder.write([cell("vanilla"), cell("dspark")], tmp_path)
+    assert list(tmp_path.glob("fig2-*.svg"))
+    (tmp_path / "fig2-mine.svg").write_text("mine")
+    figure_folder.write([cell("vanilla")], tmp_path)
+    assert [path.name for path in tmp_path.glob("fig2*")] == ["fig2-mine.svg"]
+
+
+# ---------------------------------------------------------------------------------------------------------- the names
+
+
+def test_names_from_records_are_text_everywhere(tmp_path: Path) -> None:
+    ours = changed(cell("dspark", drafter=NASTY, target=HOSTILE_TARGET, hardware=NASTY), spec={"tasks": [NASTY]})
+    other = cell("dspark", drafter="plain", target=HOSTILE_TARGET, hardware=NASTY)
+    other = changed(other, spec={"tasks": [NASTY]})
+    figure_folder.write([ours, other, cell("dspark", drafter=NASTY, outcome="fail")], tmp_path)
+    page = Page((tmp_path / "index.html").read_text(encoding="utf-8"))
+    assert page.all("script") == []
+    assert all((attributes["src"] or "").startswith("fig") for attributes in page.all("img"))
+    assert HOSTILE in page.text
+    for path in tmp_path.glob("*.svg"):
+        tags = {element.tag.rpartition("}")[2] for element in ET.parse(path).iter()}
+        assert not tags & {"script", "img", "image", "foreignObject"}
+    latex = (tmp_path / "table1.tex").read_text(encoding="utf-8") + (tmp_path / "figures.tex").read_text(
+        encoding="utf-8"
+    )
+    read = "\n".join(line.partition(" % ")[0] for line in latex.splitlines() if not line.startswith("%"))
+    assert r"\frac" not in read
+    assert r"\$\textbackslash{}frac" in read
+    assert read.count("$") == read.count(r"\$")
+    assert r"\$\\frac" in (tmp_path / "table1.md").read_text(encoding="utf-8")
+
+
+def test_a_label_of_an_image_is_one_line_that_the_font_has() -> None:
+    assert plots.shown("a\nb\x00 中 τ é") == "a b[U+0000] [U+4E2D] τ é"
+    assert plots.shown("\ud800") == "[U+D800]"
+    assert len(plots.shown("x" * 500)) == 60
+    assert plots.shown("x" * 500 + "end").endswith("end")
+
+
+def test_the_same_records_give_the_same_bytes() -> None:
+    one = made([cell("dspark", drafter="_begins with a line"), cell("dflash")])["fig2"].sheets[0]
+    assert plots.draw(one, title="a") == plots.draw(one, title="a")
+
+
+# -------------------------------------------------------------------------------------------------- the paper's numbers
+
+
+def test_the_papers_numbers_agree_with_each_other() -> None:
+    """Figure 4's gains at seven drafts are those of the table's means of the smallest target."""
+    values = paper_values.paper_values()
+    table = [value for value in values if value.place == "Table 1"]
+    assert len(table) == 4 * 3 * 9
+    for gain in (value for value in values if value.quantity == "gain_over_dflash" and value.draft_length == 7):
+        taus = {
+            method: np.mean(
+                [v.value for v in table if (v.target, v.method, v.domain) == ("Qwen3-4B", method, gain.domain)]
+            )
+            for method in ("dspark", "dflash")
+        }
+        assert 100 * (taus["dspark"] / taus["dflash"] - 1) == pytest.approx(gain.value, abs=0.6)
+    assert {value.place for value in values} == {"Table 1", *(f"Figure {n}" for n in (2, 4, 5, 6, 7, 8))}
+
+
+NAMES = {"target": "Qwen/Qwen3-4B", "drafter": "deepseek-ai/dspark_qwen3_4b_block7"}
+
+
+def line_of(records: list[Record]) -> beside.Line:
+    lines = beside.beside(gather(records)[0])
+    (found,) = [line for line in lines
+                if line.paper.place == "Table 1" and line.paper.task == "gsm8k"
+                and (line.paper.target, line.paper.method) == ("Qwen3-4B", "dspark")]  # fmt: skip
+    return found
+
+
+def test_a_difference_is_given_where_nothing_differs() -> None:
+    record = table_cell("dspark", 6.0, **NAMES)
+    line = line_of([table_cell("dspark", 5.0, target="tiny", drafter="own"), record])
+    assert line.measured is not None
+    assert (line.measured.apart, line.measured.run_ids) == ((), (record.run_id,))
+    assert line.difference == pytest.approx(6.0 - 6.11)
+    assert line.others == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (lambda: table_cell("dspark", 6.0, **{**NAMES, "target": "Qwen/Qwen3-8B"}), "target: Qwen/Qwen3-8B"),
+        (lambda: table_cell("dspark", 6.0, **{**NAMES, "drafter": "my own"}), "drafter: my own"),
+        (lambda: table_cell("dspark", 6.0, **NAMES, k=5), "drafts a round: 5"),
+        (lambda: table_cell("dspark", 6.0, **NAMES, task="starter-math"), "task: starter-math"),
+        (lambda: changed(table_cell("dspark", 6.0, **NAMES), spec={"temperature": 0.0}), "temperature: 0.0"),
+    ],
+)
+def test_what_is_not_as_in_the_paper_is_said_and_gives_no_difference(record: Callable[[], Record], words: str) -> None:
+    line = line_of([record()])
+    assert line.measured is not None
+    assert line.difference is None
+    assert any(part.startswith(words) for part in line.measured.apart)
+    shown = figure_folder.shown(line)
+    assert shown["difference"] == ""
+    assert words in shown["apart"]
+
+
+def test_gains_under_load_are_read_off_the_curves_and_never_called_the_papers() -> None:
+    records = [cell(method, k=k, users=users, detail=False)
+               for method, k in (("dspark", 7), ("mtp", 1)) for users in (4, 8, 16, 32)]  # fmt: skip
+    busy = [with_rows(record, row("mean_batch_rows", record.spec["concurrency"], "rows")) for record in records]
+    found = [line for line in beside.beside(gather(busy)[0]) if line.paper.place in ("Figure 7", "Figure 8")]
+    assert any(line.measured is not None for line in found if line.paper.quantity == "speed_gain")
+    budgets = [line.measured for line in found if line.paper.quantity == "budget"]
+    assert all(one is not None for one in budgets)
+    assert budgets[1].value == 2.0  # type: ignore[union-attr]
+    assert all(line.difference is None for line in found)
+    assert all(any("serving traffic" in part for part in line.measured.apart) for line in found if line.measured)
