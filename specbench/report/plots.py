@@ -83,7 +83,7 @@ def draw(sheet: Sheet, *, title: str) -> dict[str, bytes]:
             _panel(axes, panel, slots)
         _legend(canvas, labels, across)
         canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")  # every format keeps this layout, which is slow to find
+        canvas.set_layout_engine(None)  # every format keeps this layout, which is slow to find
         return {form: _bytes(canvas, form, title) for form in FORMATS}
 
 
