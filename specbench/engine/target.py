@@ -27,6 +27,7 @@ class Target:
         self.model_dir = model_dir
         self.vocab_size = self.lm.vocab_size
         self.stop_ids = stop_ids(model)
+        self.controls: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
         self.context_limit = int(getattr(self.config, "max_position_embeddings", 0) or 2**31 - 1)
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 from specbench_drafters.vanilla import VanillaDrafter
@@ -75,3 +76,23 @@ def test_a_near_tie_really_flips_in_some_shape() -> None:
     requests, control, method, _ = arms()
     batched = serve(undecided(), VanillaDrafter(), requests, k=0, rows=6)
     assert outputs(method) != outputs(control) or outputs(batched) != outputs(control)
+
+
+def test_one_token_a_step_is_run_once_for_all_arms_and_repeats() -> None:
+    target = Target(tiny_model("llama"))
+    texts = [((3, 4, 5), (6, 7, 8, 9)), ((5, 4), (3, 9, 8))]
+    widths: list[int] = []
+    forward = target.lm.forward
+
+    def counted(token_ids: torch.Tensor, **given: Any) -> Any:
+        widths.append(token_ids.shape[0])
+        return forward(token_ids, **given)
+
+    target.lm.forward = counted  # type: ignore[method-assign]
+    first = noise_floor(target, texts, gamma=1)
+    alone = len(widths)
+    again = noise_floor(target, texts, gamma=1)
+    assert again == first
+    assert len(widths) - alone < alone / 2
+    assert noise_floor(target, texts, gamma=3) == noise_floor(Target(tiny_model("llama")), texts, gamma=3)
+    assert len(target.controls) == 2
