@@ -153,9 +153,11 @@ def _last(name: str) -> str:
 def _apart(value: PaperValue, entry: Entry, row: EstimateRow | None) -> list[str]:
     """What is not as in the paper, or not known to be."""
     record, found = entry.record, []
-    if value.target is None:
-        found.append("target: the paper's is not carried over here")
-    elif _last(record.target.name) != paper.TARGETS[value.target]:
+    known = {"target": value.target, "temperature": value.temperature, "drafts a round": value.draft_length}
+    unknown = [name for name, stated in known.items() if stated is None]
+    if unknown:
+        found.append(f"not carried over from the paper: {', '.join(unknown)}")
+    if value.target is not None and _last(record.target.name) != paper.TARGETS[value.target]:
         found.append(f"target: {record.target.name}, not {value.target}")
     found += _apart_in_task(value, entry, row)
     found += _apart_in_drafter(value, entry)

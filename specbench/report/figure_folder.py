@@ -197,6 +197,7 @@ def _remarks() -> Iterator[str]:
     where = ", ".join(f"{value.target} at {value.at:g} tok/s/user" for value in nominal)
     yield f"{where}: {paper_values.NOMINAL}."
     yield paper_values.NOT_TIMED
+    yield paper_values.NOT_KNOWN
 
 
 def _page(**values: Any) -> str:

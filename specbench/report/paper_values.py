@@ -1,7 +1,7 @@
 """The DSpark paper's numbers as data, each with its place in the paper (arXiv 2607.05147) and what it was measured on.
 
-``None`` for target, temperature or draft length means that this table does not carry it over: then no run is said to
-agree with it, and no difference is given.
+``None`` for target, temperature or draft length means that it is not carried over: then no run is said to agree with
+it, and no difference is given.
 """
 
 from __future__ import annotations
@@ -167,6 +167,10 @@ def paper_values() -> list[PaperValue]:
 NOMINAL_AT = (120, 50)  # tok/s/user
 NOMINAL = "the paper calls this nominal: its baseline serves almost nothing there"
 """On the gains of its figure 7 at `NOMINAL_AT`."""
+NOT_KNOWN = (
+    "Number of prompts, output limit, thinking mode and number type of the paper's runs are not carried over: a "
+    "difference says nothing of these."
+)
 NOT_TIMED = (
     "Figure 4's latency of the sequential head (0.2 to 1.3 % of a round at batch 128, contexts of 512 to 4096) has no "
     "measured counterpart: records time drafting as a whole."

@@ -397,6 +397,20 @@ def test_a_difference_is_given_where_nothing_differs() -> None:
     assert line.others == 1
 
 
+def test_only_the_table_states_all_that_a_difference_needs() -> None:
+    """Of the other numbers the target, the temperature or the length is not carried over, and then no run agrees."""
+    task = {"spec": {"tasks": ["gsm8k", "math500", "aime25"]}}
+    record = table_cell("dspark", 6.0, **NAMES)
+    rows = [row("conditional", 0.93, k="1", domain="math"), row("ece", 0.05, k="1"), row("auroc", 0.9, k="1")]
+    lines = beside.beside(gather([with_rows(record, *rows, **task)])[0])
+    measured = [line for line in lines if line.measured is not None]
+    assert {line.paper.place for line in measured} >= {"Table 1", "Figure 2", "Figure 6", "Figure 8"}
+    assert {line.paper.place for line in measured if line.difference is not None} <= {"Table 1"}
+    (first,) = [line for line in measured if line.paper.place == "Figure 2" and line.paper.domain == "math"]
+    assert first.measured is not None
+    assert first.measured.apart == ("not carried over from the paper: temperature",)
+
+
 @pytest.mark.parametrize(
     ("record", "words"),
     [
