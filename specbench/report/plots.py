@@ -47,7 +47,7 @@ def require() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "figures are drawn with matplotlib, which is not installed; pip install 'specbench-llm[figures]'"
+            "figures are drawn with matplotlib, which is not installed; run 'pip install matplotlib'"
         ) from error
 
 
