@@ -11,69 +11,22 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from support_figures import NASTY, changed, full_set, row, table_cell
 from support_site import HOSTILE, HOSTILE_TARGET, cell, write_all
 
 from specbench.cli import main
 from specbench.errors import ConfigError
 from specbench.records import schema
 from specbench.records.schema import EstimateRow, Record
-from specbench.report import beside, figure_folder, paper_values, plots, sheet, table1
+from specbench.report import figure_folder, plots, sheet, table1
 from specbench.report.entries import gather
 from specbench.report.figures import figures
 from specbench.report.sheet import Figure, Mark, Panel, Series, Sheet
 
-NASTY = r'$\frac{1}{0}$ _x --> & ]]> "quoted" ' + HOSTILE
 Call = Callable[..., tuple[int, str, str]]
-
-
-def changed(record: Record, **fields: Any) -> Record:
-    """The record with other fields; dictionaries are merged into what is there."""
-    document = record.model_dump(mode="json")
-    del document["run_id"]
-    for name, value in fields.items():
-        document[name] = {**document[name], **value} if isinstance(value, dict) and document.get(name) else value
-    return schema.build(**document)
-
-
-def row(metric: str, value: float, unit: str = "fraction", **scope: str) -> dict[str, Any]:
-    return {"metric": metric, "value": value, "unit": unit, "n": 50, "n_of": "rounds", "scope": scope,
-            "low": value - 0.1, "high": value + 0.1, "interval": "bootstrap over prompts"}  # fmt: skip
-
-
-def with_rows(record: Record, *rows: dict[str, Any], **fields: Any) -> Record:
-    return changed(record, estimates=[*record.model_dump(mode="json")["estimates"], *rows], **fields)
-
-
-def table_cell(method: str, tau: float, *, target: str, drafter: str, task: str = "gsm8k", **more: Any) -> Record:
-    """One run of one task as for table 1."""
-    base = cell(method, target=target, drafter=drafter, temperature=1.0, detail=False, **more)
-    return with_rows(base, row("tau", tau, "tokens per round", task=task), spec={"tasks": [task]})
-
-
-def full_set() -> list[Record]:
-    """Enough for every figure, and few sheets of each."""
-    plain = cell("vanilla")
-    spark, flash = cell("dspark"), cell("dflash")
-    rate = [row("acceptance_rate", 0.6, gamma="7"), row("conditional", 0.91, k="1", domain="math"),
-            row("conditional", 0.90, k="2", domain="math")]  # fmt: skip
-    spark = with_rows(spark, *rate, drafter={"details": {"layers": 2}})
-    deep = changed(cell("dspark", drafter=NASTY), drafter={"details": {"layers": 5}})
-    cut = with_rows(cell("dspark", policy="threshold:0.5"), row("acceptance_rate", 0.8, gamma="7"),
-                    spec={"inputs": {"calibration": "c" * 64}})  # fmt: skip
-    loads = [cell(method, users=8, detail=False) for method in ("vanilla", "dspark", "dflash")]
-    table = table_cell("dspark", 6.2, target="Qwen/Qwen3-4B", drafter="deepseek-ai/dspark_qwen3_4b_block7")
-    more = [cell("dspark", k=3), deep, cut, *loads, table, cell("dflash", k=9, outcome="fail")]
-    return [one_domain(record) for record in (plain, spark, flash, *more)]
-
-
-def one_domain(record: Record) -> Record:
-    """Fewer panels: without what it says of chat and code."""
-    rows = record.model_dump(mode="json")["estimates"]
-    return changed(record, estimates=[one for one in rows if one["scope"].get("domain") not in ("chat", "code")])
 
 
 def read_csv(data: bytes | str) -> list[dict[str, str]]:
@@ -353,7 +306,8 @@ def test_a_label_of_an_image_is_one_line_that_the_font_has() -> None:
     assert plots.shown("x" * 500 + "end").endswith("end")
 
 
-def test_a_formula_in_a_name_is_not_set_as_one() -> None:
+def test_a_formula_in_a_name_is_not_set_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "FORMATS", ("png",))
     name = r"$\nosuch{$"  # as mathematics it would be an error
     held = row("tau", 2.0, "tokens per round")
     series = Series(name, (Mark(1.0, EstimateRow(**held), ("0" * 16,)),))
@@ -366,87 +320,3 @@ def test_the_same_records_give_the_same_bytes(folder: Path) -> None:
     (one,) = figure.sheets
     for form, data in plots.draw(one, title=f"Figure 7: {figure.title}").items():
         assert (folder / "out" / f"fig7-{one.id}.{form}").read_bytes() == data
-
-
-# -------------------------------------------------------------------------------------------------- the paper's numbers
-
-
-def test_the_papers_numbers_agree_with_each_other() -> None:
-    """Figure 4's gains at seven drafts are those of the table's means of the smallest target."""
-    values = paper_values.paper_values()
-    table = [value for value in values if value.place == "Table 1"]
-    assert len(table) == 4 * 3 * 9
-    for gain in (value for value in values if value.quantity == "gain_over_dflash" and value.draft_length == 7):
-        fit = [value for value in table if (value.target, value.domain) == ("Qwen3-4B", gain.domain)]
-        taus = {
-            method: np.mean([value.value for value in fit if value.method == method]) for method in ("dspark", "dflash")
-        }
-        assert 100 * (taus["dspark"] / taus["dflash"] - 1) == pytest.approx(gain.value, abs=0.6)
-    assert {value.place for value in values} == {"Table 1", *(f"Figure {n}" for n in (2, 4, 5, 6, 7, 8))}
-
-
-NAMES = {"target": "Qwen/Qwen3-4B", "drafter": "deepseek-ai/dspark_qwen3_4b_block7"}
-
-
-def line_of(records: list[Record]) -> beside.Line:
-    lines = beside.beside(gather(records)[0])
-    (found,) = [line for line in lines
-                if line.paper.place == "Table 1" and line.paper.task == "gsm8k"
-                and (line.paper.target, line.paper.method) == ("Qwen3-4B", "dspark")]  # fmt: skip
-    return found
-
-
-def test_a_difference_is_given_where_nothing_differs() -> None:
-    record = table_cell("dspark", 6.0, **NAMES)
-    line = line_of([table_cell("dspark", 5.0, target="tiny", drafter="own"), record])
-    assert line.measured is not None
-    assert (line.measured.apart, line.measured.run_ids) == ((), (record.run_id,))
-    assert line.difference == pytest.approx(6.0 - 6.11)
-    assert line.others == 1
-
-
-def test_only_the_table_states_all_that_a_difference_needs() -> None:
-    """Of the other numbers the target, the temperature or the length is not carried over, and then no run agrees."""
-    task = {"spec": {"tasks": ["gsm8k", "math500", "aime25"]}}
-    record = table_cell("dspark", 6.0, **NAMES)
-    rows = [row("conditional", 0.93, k="1", domain="math"), row("ece", 0.05, k="1"), row("auroc", 0.9, k="1")]
-    lines = beside.beside(gather([with_rows(record, *rows, **task)])[0])
-    measured = [line for line in lines if line.measured is not None]
-    assert {line.paper.place for line in measured} >= {"Table 1", "Figure 2", "Figure 6", "Figure 8"}
-    assert {line.paper.place for line in measured if line.difference is not None} <= {"Table 1"}
-    (first,) = [line for line in measured if line.paper.place == "Figure 2" and line.paper.domain == "math"]
-    assert first.measured is not None
-    assert first.measured.apart == ("not carried over from the paper: temperature",)
-
-
-@pytest.mark.parametrize(
-    ("record", "words"),
-    [
-        (lambda: table_cell("dspark", 6.0, **{**NAMES, "target": "Qwen/Qwen3-8B"}), "target: Qwen/Qwen3-8B"),
-        (lambda: table_cell("dspark", 6.0, **{**NAMES, "drafter": "my own"}), "drafter: my own"),
-        (lambda: table_cell("dspark", 6.0, **NAMES, k=5), "drafts a round: 5"),
-        (lambda: table_cell("dspark", 6.0, **NAMES, task="starter-math"), "task: starter-math"),
-        (lambda: changed(table_cell("dspark", 6.0, **NAMES), spec={"temperature": 0.0}), "temperature: 0.0"),
-    ],
-)
-def test_what_is_not_as_in_the_paper_is_said_and_gives_no_difference(record: Callable[[], Record], words: str) -> None:
-    line = line_of([record()])
-    assert line.measured is not None
-    assert line.difference is None
-    assert any(part.startswith(words) for part in line.measured.apart)
-    shown = figure_folder.shown(line)
-    assert shown["difference"] == ""
-    assert words in shown["apart"]
-
-
-def test_gains_under_load_are_read_off_the_curves_and_never_called_the_papers() -> None:
-    records = [cell(method, k=k, users=users, detail=False)
-               for method, k in (("dspark", 7), ("mtp", 1)) for users in (4, 8, 16, 32)]  # fmt: skip
-    busy = [with_rows(record, row("mean_batch_rows", record.spec["concurrency"], "rows")) for record in records]
-    found = [line for line in beside.beside(gather(busy)[0]) if line.paper.place in ("Figure 7", "Figure 8")]
-    assert any(line.measured is not None for line in found if line.paper.quantity == "speed_gain")
-    budgets = [line.measured for line in found if line.paper.quantity == "budget"]
-    assert all(one is not None for one in budgets)
-    assert budgets[1].value == 2.0  # type: ignore[union-attr]
-    assert all(line.difference is None for line in found)
-    assert all(any("serving traffic" in part for part in line.measured.apart) for line in found if line.measured)
