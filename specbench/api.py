@@ -42,7 +42,7 @@ class Drafter(Protocol):
     State lives in tensors indexed by slot. ``commit`` is the only rollback point: what ``propose`` wrote beyond the
     committed length must be harmless afterwards. A module ``specbench_drafters/NAME.py`` sets ``PLUGIN`` to its class.
     One that can name a part of the vocabulary only has an attribute ``id_map`` with the target ids [Vd] that it can:
-    the record then says how much of the text they cover.
+    the record then says how much of the text they cover. One of several depths has an attribute ``num_layers``.
     """
 
     taps: Taps

@@ -31,7 +31,7 @@ class PlannedCell:
     """A method of the run, its checkpoint on this disk, and the cell's resolved specification.
 
     ``contestant`` is kept where the cell is measured at once, so that its weights are loaded once; ``warned`` is what
-    was said while they were.
+    was said while they were. ``layers`` is the drafter's depth, None where it has none or does not say.
     """
 
     method: MethodSpec
@@ -39,6 +39,7 @@ class PlannedCell:
     spec: CellSpec
     contestant: Contestant | None = None
     warned: tuple[str, ...] = ()
+    layers: int | None = None
 
     @property
     def label(self) -> str:
@@ -103,9 +104,10 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step, keep: bool = 
         inputs=inputs,
         **{name: getattr(spec, name) for name in _COPIED},
     )
-    if not keep:
-        return PlannedCell(method, found, cell)  # what was warned of is noted when the drafter is loaded again
-    return PlannedCell(method, found, cell, contestant, _texts(caught))
+    layers: int | None = getattr(contestant.drafter, "num_layers", None)
+    if not keep:  # what was warned of is noted when the drafter is loaded again
+        return PlannedCell(method, found, cell, layers=layers)
+    return PlannedCell(method, found, cell, contestant, _texts(caught), layers)
 
 
 _COPIED = (

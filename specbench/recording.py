@@ -126,7 +126,12 @@ class Recorder:
             ),
             "drafter": None
             if checkpoint is None
-            else Identity(name=spec.drafter or checkpoint.name, sha256=checkpoint.sha256, source=checkpoint.source),
+            else Identity(
+                name=spec.drafter or checkpoint.name,
+                sha256=checkpoint.sha256,
+                source=checkpoint.source,
+                details={} if cell.layers is None else {"layers": cell.layers},
+            ),
             "comparability": key.as_dict(),
             "comparability_sha256": key.sha256(),
         }

@@ -59,6 +59,7 @@ class BlockDrafter:
         self.taps = taps
         self.trained_length = model.config.max_drafts
         self.max_context = shape.max_position
+        self.num_layers = shape.num_layers
         self.model = model
         self.state = BlockState(model, target=target)
         self.id_map = id_map

@@ -87,6 +87,12 @@ def test_coverage_of_a_reduced_vocabulary_is_recorded_and_printed(watched: tuple
     assert f"draft vocabulary of 131 of 261 tokens, which holds {share} of those committed" in screen.getvalue()
 
 
+def test_the_depth_of_the_drafter_is_recorded(watched: tuple[Path, Record, Meter]) -> None:
+    drafter = watched[1].drafter
+    assert drafter is not None
+    assert drafter.details == {"layers": 2}
+
+
 def test_telemetry_of_the_measured_window_is_recorded(watched: tuple[Path, Record, Meter]) -> None:
     _, record, nvml = watched
     found = record.telemetry
