@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 
 from specbench.errors import RecordError
@@ -45,14 +43,14 @@ def build(folder: Path, *, out: Path) -> Built:
     searches = _searches(folder, unreadable)
     records = sorted(files.values(), key=lambda record: (record.created, record.run_id))
     _prepare(out)
-    groups, families = board.groups(records), series.families(records)
+    groups = board.groups(records)
     board.place_sla(groups, searches)
     try:
         _copy_assets(out)
         site = _Site(out, records, groups, searches, tuple(unreadable))
         strides = [partial(site.write_runs, start) for start in range(_STRIDES)]
         jobs: list[Callable[[], int]] = [partial(site.write_downloads, files), *strides, site.write_pages]
-        jobs.append(partial(site.write_data, families))
+        jobs.append(site.write_data)
         pages = run_all(jobs, parallel=len(records) > _FEW)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -130,8 +128,9 @@ class _Site:
     searches: Sequence[SlaResult]
     unreadable: tuple[str, ...]
 
-    def write_data(self, families: Sequence[series.Family]) -> int:
+    def write_data(self) -> int:
         """What scripts load."""
+        families = series.families(self.records)
         for shard in _shards.index_shards(self.groups, families):
             shard.write(self.out / "data")
         for group in self.groups:
@@ -152,9 +151,7 @@ class _Site:
             whole.write(b"\n]\n" if files else b"[]\n")
         table = self.out / "downloads" / "estimates.csv"
         with table.open("w", encoding="utf-8", errors="surrogatepass", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(tidy.COLUMNS)
-            writer.writerows(map(itemgetter(*tidy.COLUMNS), tidy.rows(list(files.values()))))
+            file.writelines(tidy.csv_lines(files.values()))
         return 0
 
     def write_pages(self) -> int:

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from specbench.records.schema import Record
+from specbench.records.schema import EstimateRow, Record
 from specbench.records.store import write_atomic
 
 COUNTED_AS = {
@@ -114,29 +114,52 @@ def rows(records: Sequence[Record]) -> Iterator[dict[str, Cell]]:
         if not record.estimates:
             yield {**dict.fromkeys(COLUMNS), **facts}
         for row in record.estimates:
-            yield {
-                **facts,
-                "metric": row.metric,
-                "counted_as": COUNTED_AS.get(row.metric),
-                **{name: row.scope.get(name) for name in SCOPE_COLUMNS},
-                "scope": scope_text(row.scope),
-                "value": row.value,
-                "unit": row.unit,
-                "low": row.low,
-                "high": row.high,
-                "interval": row.interval,
-                "n": row.n,
-                "n_of": row.n_of,
-            }
+            yield {**facts, **_estimate_columns(row)}
+
+
+def _estimate_columns(row: EstimateRow) -> dict[str, Cell]:
+    return {
+        "metric": row.metric,
+        "counted_as": COUNTED_AS.get(row.metric),
+        **{name: row.scope.get(name) for name in SCOPE_COLUMNS},
+        "scope": scope_text(row.scope),
+        "value": row.value,
+        "unit": row.unit,
+        "low": row.low,
+        "high": row.high,
+        "interval": row.interval,
+        "n": row.n,
+        "n_of": row.n_of,
+    }
+
+
+def csv_lines(records: Iterable[Record]) -> Iterator[str]:
+    """The table's lines as CSV, the header first; absent values are empty, floats keep every digit.
+
+    What all rows of a run repeat is written out once a run.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+
+    def line(cells: Iterable[Cell]) -> str:
+        text.seek(0)
+        text.truncate()
+        writer.writerow(cells)
+        return text.getvalue()
+
+    yield line(COLUMNS)
+    for record in records:
+        facts = run_columns(record)
+        start = line(facts.values()).removesuffix("\n")
+        if not record.estimates:
+            yield start + "," * (len(COLUMNS) - len(facts)) + "\n"
+        for row in record.estimates:
+            yield f"{start},{line(_estimate_columns(row).values())}"
 
 
 def to_csv(records: Sequence[Record]) -> str:
-    """The tidy table as CSV text; absent values are empty, floats keep every digit."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows(records))
-    return text.getvalue()
+    """The tidy table as CSV text."""
+    return "".join(csv_lines(records))
 
 
 def write_csv(records: Sequence[Record], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -98,3 +99,18 @@ def test_the_facts_of_a_run_are_in_every_row() -> None:
         "fixed:3", 7, "a;b%3Bc", "closed:1", 10,
     )  # fmt: skip
     assert (row["git_sha"], row["error"]) == ("f" * 40, "two lines")
+
+
+def test_lines_are_those_of_a_plain_csv_writer(tmp_path: Path) -> None:
+    hostile = 'a "name", with\nlines\r and ; = %'
+    records = [
+        save_run(tmp_path, simulate_trace(0.7, gamma=3, rounds=60)),
+        save_run(tmp_path, simulate_trace(0.7, gamma=3, rounds=60)).model_copy(update={"method": hostile}),
+        make_record(status="failed", error={"kind": "DrafterError", "message": hostile}),
+    ]
+    assert [bool(record.estimates) for record in records] == [True, True, False]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows(records))
+    assert to_csv(records) == text.getvalue()
