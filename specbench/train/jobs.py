@@ -69,6 +69,7 @@ def run_jobs(
 def _start(job: Job, logs: Path, command: Sequence[str]) -> _Running:
     log = (logs / f"{job.name}.log").open("ab")
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    environment["PYTHONUNBUFFERED"] = "1"  # the log's last line is the last that was said
     process = subprocess.Popen(
         [sys.executable, *command, *job.arguments],
         stdin=subprocess.DEVNULL,

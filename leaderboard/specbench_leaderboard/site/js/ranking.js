@@ -190,6 +190,14 @@
     if (focus) board.querySelector('[data-sort="' + focus + '"]')?.focus();
     board.dataset.drawn = String(turn);
     board.dataset.ms = (performance.now() - started).toFixed(1);
+    ahead(groups.slice(0, at));
+  }
+
+  // while nobody waits: the rest of the groups on the screen, which the next filter will ask for
+  function ahead(groups) {
+    const load = () => groups.forEach((group) => rowsOf(group).catch(() => {}));
+    if ("requestIdleCallback" in window) requestIdleCallback(load);
+    else setTimeout(load, 200);
   }
 
   function moreGroups(left) {
