@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -100,3 +101,24 @@ Out = Annotated[Path | None, Option("--out", "-o", help="Folder for the records.
 NoBaseline = Annotated[
     bool, Option("--no-baseline", help="Do not measure vanilla beside the methods.", rich_help_panel=_OUTPUT)
 ]
+
+
+_AS_NAMED = (
+    "policy", "target", "draft_length", "num_prompts", "synthetic_tau", "synthetic_rates", "max_new_tokens",
+    "ignore_eos", "thinking", "concurrency", "workload", "rate", "temperature", "top_p", "top_k", "seed", "dtype",
+    "device", "threads", "kv_memory", "prefill_chunk", "trust_remote_code", "out",
+)  # fmt: skip
+
+
+def run_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags for `specbench.config.build_run` from a command's parameters by name; one it lacks was not given."""
+    from specbench.config import parse_pairs
+
+    drafters, without_baseline = given.get("drafter"), given.get("no_baseline")
+    return {
+        "methods": given.get("method") or None,
+        "tasks": given.get("task") or None,
+        "drafters": parse_pairs(drafters, flag="--drafter") if drafters else None,
+        "baseline": False if without_baseline else None,
+        **{name: given.get(name) for name in _AS_NAMED},
+    }

@@ -42,24 +42,10 @@ def run(
     no_baseline: o.NoBaseline = False,
 ) -> None:
     """Measure methods beside plain decoding on the same prompts: `specbench run --method ngram`."""
-    from specbench.config import build_run, parse_pairs
+    flags = o.run_flags(locals())
+    from specbench.config import build_run
 
-    flags: dict[str, Any] = {
-        "methods": method or None,
-        "drafters": parse_pairs(drafter, flag="--drafter") if drafter else None,
-        "tasks": task or None,
-        "baseline": False if no_baseline else None,
-    }
-    same_name = {
-        "policy": policy, "target": target, "draft_length": draft_length, "num_prompts": num_prompts,
-        "synthetic_tau": synthetic_tau, "synthetic_rates": synthetic_rates,
-        "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos, "thinking": thinking, "concurrency": concurrency,
-        "workload": workload, "rate": rate,
-        "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed, "dtype": dtype, "device": device,
-        "threads": threads, "kv_memory": kv_memory, "prefill_chunk": prefill_chunk,
-        "trust_remote_code": trust_remote_code, "out": out,
-    }  # fmt: skip
-    spec = build_run(config=config, sets=set_ or [], flags={**flags, **same_name})
+    spec = build_run(config=config, sets=set_ or [], flags=flags)
     raise typer.Exit(_measure(spec))
 
 

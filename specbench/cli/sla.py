@@ -87,13 +87,6 @@ def sla(
     raise typer.Exit(_search(_spec(config, set_, given), levels, space, repeats=repeats, few=few))
 
 
-_SAME_NAME = (
-    "policy", "target", "draft_length", "num_prompts", "max_new_tokens", "thinking", "workload", "concurrency",
-    "temperature", "top_p", "top_k", "seed", "dtype", "device", "threads", "kv_memory", "prefill_chunk",
-    "trust_remote_code", "out",
-)  # fmt: skip
-
-
 def _space(over: str, *, most: float | None, least: float | None, start: float | None, step: float) -> Any:
     from specbench.errors import ConfigError
     from specbench.sla import Space
@@ -121,13 +114,9 @@ def _levels(floors: list[float] | None, given: dict[str, Any]) -> tuple[Any, ...
 
 def _spec(config: Path | None, sets: list[str] | None, given: dict[str, Any]) -> Any:
     """The run to be searched; output lengths are fixed unless the user says otherwise."""
-    from specbench.config import build_run, parse_pairs
+    from specbench.config import build_run
 
-    flags = {name: given[name] for name in _SAME_NAME}
-    flags |= {"methods": given["method"] or None, "tasks": given["task"] or None}
-    flags["drafters"] = parse_pairs(given["drafter"], flag="--drafter") if given["drafter"] else None
-    flags["baseline"] = False if given["no_baseline"] else None
-    spec = build_run(config=config, sets=sets or [], flags=flags)
+    spec = build_run(config=config, sets=sets or [], flags=o.run_flags(given))
     return spec if "ignore_eos" in spec.model_fields_set else spec.model_copy(update={"ignore_eos": True})
 
 

@@ -104,7 +104,7 @@ def prepare(
 
         run_stage(validated(PrepareSpec, given), screen=screen, step=rich_step)
 
-    _resumable(work)
+    resumable(work)
 
 
 @app.command("features")
@@ -143,7 +143,7 @@ def features(
 
         make_features(validated(FeaturesSpec, given), screen=screen, step=rich_step)
 
-    _resumable(work)
+    resumable(work)
 
 
 @app.command("check")
@@ -194,8 +194,8 @@ def parse_numbers(text: str, *, flag: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _resumable(work: Any) -> None:
-    """Run a stage; Ctrl-C says how to go on instead of a traceback."""
+def resumable(work: Any) -> None:
+    """Run a stage with a screen; Ctrl-C says how to go on instead of a traceback."""
     screen = Terminal()
     try:
         work(screen)

@@ -8,6 +8,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer import Option
 
+from specbench.cli.train import resumable
+
 T = TypeVar("T")
 
 Data = Annotated[
@@ -97,15 +99,3 @@ def given(value: T | None, flag: str) -> T:
 
         raise ConfigError(f"{flag} is missing; name a folder")
     return value
-
-
-def resumable(work: Any) -> None:
-    """Run a stage; Ctrl-C says how to go on instead of a traceback."""
-    from specbench.cli.train import Terminal
-
-    screen = Terminal()
-    try:
-        work(screen)
-    except KeyboardInterrupt:
-        screen.say("interrupted: everything up to here is saved; the same command goes on")
-        raise typer.Exit(130) from None

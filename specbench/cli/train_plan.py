@@ -7,6 +7,9 @@ from typing import Annotated, Any
 
 from typer import Argument, Option, echo
 
+from specbench.cli.train import resumable
+from specbench.cli.train_fit import given
+
 
 def plan(
     name: Annotated[str, Argument(metavar="PLAN", help="A plan's name or TOML file; `list` names them all.")],
@@ -18,8 +21,6 @@ def plan(
     ] = None,
 ) -> None:
     """Data, a search over learning rates, final trainings, exports: `specbench train plan smollm2-135m --out work`."""
-    from specbench.cli.train_fit import given, resumable
-
     if name == "list":
         _list_plans()
         return

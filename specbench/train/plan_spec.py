@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +9,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from specbench.config import read_toml, validated
-from specbench.errors import ConfigError, unknown_name
-from specbench.registry import KINDS
-from specbench.train.recipe import Recipe, read_recipe
+from specbench.errors import ConfigError
+from specbench.train.recipe import Recipe, named_file, packaged_files, read_recipe
 from specbench.train.spec import PrepareSpec
 
 _OURS = ("out", "features", "seed", "target", "device", "threads")  # the plan's own business
@@ -100,17 +98,9 @@ class TrainPlan(_Strict):
 
 def packaged_plans() -> dict[str, Path]:
     """Plans that come with the drafters, by name."""
-    spec = importlib.util.find_spec(KINDS["drafters"].package)
-    if spec is None or not spec.submodule_search_locations:
-        return {}
-    folder = Path(next(iter(spec.submodule_search_locations))) / "recipes" / "plans"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return packaged_files("recipes/plans")
 
 
 def read_plan(name: str) -> TrainPlan:
     """A plan by the name it is packaged under or by its file. Errors: UnknownNameError, ConfigError."""
-    packaged = packaged_plans()
-    path = packaged.get(name, Path(name))
-    if path.suffix != ".toml" and not path.is_file():
-        raise unknown_name("plan", name, packaged)
-    return validated(TrainPlan, read_toml(path))
+    return validated(TrainPlan, read_toml(named_file("plan", name, packaged=packaged_plans())))

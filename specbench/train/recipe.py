@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -146,13 +146,26 @@ class Recipe(_Strict):
         return self.model_dump(mode="json", exclude={"checkpoint_every", "note"})
 
 
-def packaged_recipes() -> dict[str, Path]:
-    """Recipes that come with the drafters, by name."""
+def packaged_files(folder: str) -> dict[str, Path]:
+    """TOML files that come with the drafters in ``folder``, by name."""
     spec = importlib.util.find_spec(KINDS["drafters"].package)
     if spec is None or not spec.submodule_search_locations:
         return {}
-    folder = Path(next(iter(spec.submodule_search_locations))) / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    place = Path(next(iter(spec.submodule_search_locations))) / folder
+    return {path.stem: path for path in sorted(place.glob("*.toml"))}
+
+
+def packaged_recipes() -> dict[str, Path]:
+    """Recipes that come with the drafters, by name."""
+    return packaged_files("recipes")
+
+
+def named_file(word: str, name: str, *, packaged: Mapping[str, Path]) -> Path:
+    """The file of a packaged name, or the TOML file itself. Errors: UnknownNameError for a name that is neither."""
+    path = packaged.get(name, Path(name))
+    if path.suffix != ".toml" and not path.is_file():
+        raise unknown_name(word, name, packaged)
+    return path
 
 
 def read_recipe(name: str, *, sets: Iterable[str] = ()) -> Recipe:
@@ -160,11 +173,7 @@ def read_recipe(name: str, *, sets: Iterable[str] = ()) -> Recipe:
 
     Errors: UnknownNameError for a name that is neither; ConfigError for what is wrong in it.
     """
-    packaged = packaged_recipes()
-    path = packaged.get(name, Path(name))
-    if path.suffix != ".toml" and not path.is_file():
-        raise unknown_name("recipe", name, packaged)
-    document = read_toml(path)
+    document = read_toml(named_file("recipe", name, packaged=packaged_recipes()))
     for text in sets:
         _change(document, text)
     return validated(Recipe, document)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from support_runs import TinyRun, tiny_run, write_prompts
 
-from specbench.cli import main
 from specbench.records import store
 from specbench.report.recompute import verify_record
 
@@ -25,28 +24,13 @@ def tiny(tmp_path_factory) -> TinyRun:
     return tiny_run(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
-def specbench(monkeypatch, capsys):
-    """Runs the command in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
-
-
 def test_run_prints_a_table_and_where_the_records_are(tiny, tmp_path, specbench):
     code, out, _ = specbench(*tiny.arguments(tmp_path, "-m", "ngram:3"))
     assert code == 0
     assert "speed-up" in out
     assert "ngram:3" in out
     records = store.load_all(tmp_path)
-    assert [record.method for record in records] == ["vanilla", "ngram"] or len(records) == 2
+    assert sorted(record.method for record in records) == ["ngram", "vanilla"]
     for record in records:
         assert str(tmp_path / f"{record.run_id}.json") in out
         assert record.command[:2] == ["specbench", "run"]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from support_runs import TinyRun, tiny_run, write_prompts
 
-from specbench.cli import main
 from specbench.records import store
 from specbench.report.recompute import verify_record
 
@@ -15,21 +12,6 @@ from specbench.report.recompute import verify_record
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> TinyRun:
     return tiny_run(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture
-def specbench(monkeypatch, capsys):
-    """Runs the command in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
 
 
 def test_an_open_loop_is_recorded_with_its_options_and_its_window_is_printed(tiny, tmp_path, specbench):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from support_runs import TinyRun, tiny_run, write_prompts
 
 from specbench import calibration_file
-from specbench.cli import main
 from specbench.engine import cost_table
 from specbench.records import store
 
@@ -25,19 +23,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyRun:
 
 
 @pytest.fixture
-def specbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
-    """Runs the command in this process: (exit code, stdout, stderr)."""
+def specbench(specbench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """As everywhere, with a home of its own."""
     monkeypatch.setenv("SPECBENCH_HOME", str(tmp_path / "home"))
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
+    return specbench
 
 
 def test_profile_then_a_run_that_plans_by_it(tiny: TinyRun, tmp_path: Path, specbench: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,26 +12,10 @@ from support_json_schema import faults
 from support_records import make_record
 from support_runs import tiny_run
 
-from specbench.cli import main
 from specbench.records import store
 from specbench.records.schema import Record
 
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def specbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs the command in this process: (exit code, stdout, stderr)."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specbench", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
 
 
 def test_a_run_is_exported_in_every_format(specbench: Call, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from support_records import make_record
 from support_site import HOSTILE, HOSTILE_TARGET, cell, hostile, search, sweep, write_all
 
 from specbench import registry
-from specbench.cli import main
 from specbench.errors import ConfigError, RecordError
 from specbench.records import sla_result
 from specbench.records.schema import Record
@@ -199,17 +198,6 @@ def test_a_record_with_almost_nothing_in_it_has_its_page(tmp_path: Path) -> None
     write_all(tmp_path / "records", [bare])
     built = build(tmp_path / "records", out=tmp_path / "out")
     assert "commit is unknown" in (built.index.parent / "runs" / f"{bare.run_id}.html").read_text()
-
-
-@pytest.fixture
-def specbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        return int(ended.value.code or 0), *capsys.readouterr()
-
-    return call
 
 
 def test_the_command_builds_and_names_what_is_wrong(specbench, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -15,7 +14,6 @@ from support_models import tiny_llama_dir
 from support_runs import TinyRun, write_prompts
 
 from specbench import registry
-from specbench.cli import main
 from specbench.config import build_run
 from specbench.errors import RecordError
 from specbench.metrics._service import service
@@ -36,33 +34,13 @@ def tiny(tmp_path_factory) -> TinyRun:
 
 
 @pytest.fixture
-def specbench(monkeypatch, capsys, tiny):
+def sla(specbench, tiny):
     """Runs ``specbench sla`` on the tiny model in this process: (exit code, stdout, stderr)."""
 
     def call(out: Path, *arguments: str) -> tuple[int, str, str]:
         words = [*tiny.arguments(out, *arguments)[1:]]
         words[words.index("--max-new-tokens") + 1] = "12"
-        monkeypatch.setattr(sys, "argv", ["specbench", "sla", *words])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        text, err = capsys.readouterr()
-        return int(ended.value.code or 0), text, err
-
-    return call
-
-
-@pytest.fixture
-def other(monkeypatch, capsys):
-    """Runs another command in this process."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["specbench", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.run()
-        text, err = capsys.readouterr()
-        return int(ended.value.code or 0), text, err
+        return specbench("sla", *words)
 
     return call
 
@@ -72,8 +50,8 @@ def only_result(folder: Path) -> SlaResult:
     return sla_result.read(path)
 
 
-def test_a_search_leaves_records_and_a_result_that_follows_from_them(tmp_path, specbench, other):
-    code, out, err = specbench(
+def test_a_search_leaves_records_and_a_result_that_follows_from_them(tmp_path, sla, specbench):
+    code, out, err = sla(
         tmp_path, "-m", "ngram:2", "--floor", "0.5", "--floor", "1000000", "--max", "2", "--repeats", "1", "--few", "0"
     )
     assert code == 0, err
@@ -104,26 +82,26 @@ def test_a_search_leaves_records_and_a_result_that_follows_from_them(tmp_path, s
         assert (record.find("speed_up") is not None) == same_load
         assert not same_load or records[record.baseline].spec["concurrency"] == record.spec["concurrency"]
     assert verify_record(tmp_path, ours[0].run_id) == []
-    compares(tmp_path, records, other)
+    compares(tmp_path, records, specbench)
 
 
-def compares(folder, records, other):
+def compares(folder, records, specbench):
     """The records of one search are what `compare` and `frontier` read."""
     by_cell = {(r.method, r.spec["concurrency"]): r.run_id for r in records.values()}
-    code, out, err = other("compare", by_cell["vanilla", 1], by_cell["ngram", 1], "--in", str(folder))
+    code, out, err = specbench("compare", by_cell["vanilla", 1], by_cell["ngram", 1], "--in", str(folder))
     assert code == 0, err
     assert "ngram:2 (B) against vanilla (A), load closed:1: 6 request pairs" in out
-    code, _, err = other("compare", by_cell["vanilla", 1], by_cell["ngram", 2], "--in", str(folder))
+    code, _, err = specbench("compare", by_cell["vanilla", 1], by_cell["ngram", 2], "--in", str(folder))
     assert code == 2
     assert "load: closed:1 against closed:2" in err
-    code, out, err = other("frontier", str(folder))
+    code, out, err = specbench("frontier", str(folder))
     assert code == 0, err
     assert "closed:2" in out
 
 
-def test_rates_are_searched_with_poisson_arrivals(tmp_path, specbench):
+def test_rates_are_searched_with_poisson_arrivals(tmp_path, sla):
     """One row: the first request ends before the last is admitted, however fast or slow this machine is."""
-    code, out, err = specbench(
+    code, out, err = sla(
         tmp_path, "-m", "vanilla", "--over", "rate", "--min", "10", "--max", "40", "--start", "20", "--ttft-p99", "60",
         "--tpot-p50", "30", "--repeats", "1", "--step", "0.9", "-c", "1",
     )  # fmt: skip
@@ -141,8 +119,8 @@ def test_rates_are_searched_with_poisson_arrivals(tmp_path, specbench):
         assert judged.passed or any("the queue grows" in reason for reason in judged.reasons)
 
 
-def test_a_floor_that_no_load_meets_is_one_clear_line(tmp_path, specbench):
-    code, _, err = specbench(tmp_path, "-m", "vanilla", "--floor", "1e9", "--max", "1", "--repeats", "1")
+def test_a_floor_that_no_load_meets_is_one_clear_line(tmp_path, sla):
+    code, _, err = sla(tmp_path, "-m", "vanilla", "--floor", "1e9", "--max", "1", "--repeats", "1")
     assert code == 2
     assert "error: no method holds '>= 1e+09 tok/s/user': vanilla: no load from 1 to 1 users" in err.splitlines()[-1]
     assert len(store.load_all(tmp_path)) == 1  # and nothing is lost
@@ -166,8 +144,8 @@ def test_a_floor_that_no_load_meets_is_one_clear_line(tmp_path, specbench):
         (["--floor", "1", "--max", "4"], "8 prompts for a steady window and there are 6; raise --num-prompts"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_measured(tmp_path, specbench, arguments, words):
-    code, _, err = specbench(tmp_path, "-m", "ngram:2", *arguments)
+def test_bad_input_is_one_line_before_anything_is_measured(tmp_path, sla, arguments, words):
+    code, _, err = sla(tmp_path, "-m", "ngram:2", *arguments)
     assert code == 2
     assert words in err.splitlines()[-1]
     assert err.splitlines()[-1].startswith("error: ")

@@ -11,6 +11,7 @@ from rich.console import Console
 from support_records import make_record
 
 from specbench.backends.scripted import Script, ScriptedBackend
+from specbench.engine.clock import VirtualClock
 from specbench.errors import RecordError
 from specbench.metrics._service import service
 from specbench.records import sla_result
@@ -23,17 +24,6 @@ from specbench.workloads.closed import ClosedLoop
 from specbench.workloads.driver import drive
 
 TOKENS = 33  # the prefill's and 32 more: whole rounds of 1, 2 and 4 tokens
-
-
-@dataclass
-class FakeClock:
-    time_s: float = 0.0
-
-    def now(self) -> float:
-        return self.time_s
-
-    def sleep_until(self, time_s: float) -> None:
-        self.time_s = max(self.time_s, time_s)
 
 
 @dataclass
@@ -66,7 +56,7 @@ def serve(users: float, *, step_s: float, accepted: int = 0, rows: int | None = 
     """Forty conversations in a closed loop, or at a rate; a step takes ``step_s`` whoever is in it."""
     rows = int(users) if rows is None else rows
     script = Script(draft_length=3 if accepted else 0, accepted=lambda r, i: accepted, verify_s=step_s, max_rows=rows)
-    clock = FakeClock()
+    clock = VirtualClock()
     arrivals = ClosedLoop(concurrency=int(users)) if rate is None else Late(rate)
     prompts = [Prompt(str(i), "t", "d", ("x",)) for i in range(40)]
     backend = ScriptedBackend(script, clock=clock)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.backends.scripted import Script, ScriptedBackend, scripted_token
+from specbench.engine.clock import VirtualClock
 from specbench.errors import CapacityError
 from specbench.metrics._all import compute_all
 from specbench.metrics._identities import check_identities
@@ -14,17 +15,6 @@ from specbench.metrics.throughput import steady_window
 from specbench.types import Prompt, Request, Sampling, Status
 from specbench.workloads.closed import ClosedLoop
 from specbench.workloads.driver import drive
-
-
-@dataclass
-class FakeClock:
-    time_s: float = 0.0
-
-    def now(self) -> float:
-        return self.time_s
-
-    def sleep_until(self, time_s: float) -> None:
-        self.time_s = max(self.time_s, time_s)
 
 
 @dataclass
@@ -69,7 +59,7 @@ class Builder:
 
 
 def run(script: Script, prompts, *, users=1, arrivals=None, builder=None, **more):
-    clock = FakeClock()
+    clock = VirtualClock()
     backend = ScriptedBackend(script, clock=clock)
     builder = builder or Builder()
     arrivals = arrivals or ClosedLoop(concurrency=users)
