@@ -6,6 +6,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
 ARGS ?=
 # One torch thread: what runs here is many small steps, and two threads on few cores stall as soon as others work too.
 export OMP_NUM_THREADS ?= 1
@@ -13,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: demo test bench gpu-train lint clean which-python
 .DELETE_ON_ERROR:
 
-# The tested versions, the project as an editable install, the tools of the tests. Bytecode is left to the first import:
+# The tested versions, the project as an editable install. Bytecode is left to the first import:
 # compiling every module of every package takes a minute or more.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(NEW_ENOUGH)' || \
@@ -22,6 +23,12 @@ $(STAMP): pyproject.toml constraints.txt
 		{ rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); } || \
 		{ echo "error: $(PYTHON) cannot make a virtual environment; install its venv module (Debian: python3-venv)" >&2; exit 2; }
 	@echo "Installing into $(VENV) (once)"
+	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[humaneval]'
+	@touch $@
+
+# What the tests need on top: the optional parts of the product and the tools that judge it.
+$(DEV_STAMP): $(STAMP)
+	@echo "Installing what the tests need into $(VENV) (once)"
 	@$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -29,11 +36,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/specbench run --method ngram --num-prompts 4 $(ARGS)
 
-test: $(STAMP)
+test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # Timings against transformers; wants an idle machine.
-bench: $(STAMP)
+bench: $(DEV_STAMP)
 	$(BIN)/python -m tests.bench $(ARGS)
 
 # All drafters of the demo model on one GPU, from its answers to their checkpoints. Runs from a plain checkout with the
@@ -45,7 +52,7 @@ gpu-train:
 	PYTHONPATH=.:drafters:tasks:leaderboard$${PYTHONPATH:+:$$PYTHONPATH} HF_HUB_OFFLINE=1 $(GPU_PYTHON) -m specbench.cli.main \
 		train plan smollm2-135m-gpu --device cuda --jobs 6 --out $(WORK) --pack $(OUT) $(ARGS)
 
-lint: $(STAMP)
+lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
