@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,11 +67,22 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step, keep: bool = 
 
     Errors: DrafterError, CheckpointError, UnknownNameError, ConfigError.
     """
-    spec = session.spec
     found = _find_checkpoint(session, method.name, step=step)
     with step(f"checking {method.label}"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         contestant, planning = _contestant(session, method, found)
+    cell = describe_cell(session, contestant, checkpoint=found, hashes=planning.hashes)
+    layers: int | None = getattr(contestant.drafter, "num_layers", None)
+    if not keep:  # what was warned of is noted when the drafter is loaded again
+        return PlannedCell(method, found, cell, layers=layers)
+    return PlannedCell(method, found, cell, contestant, _texts(caught), layers)
+
+
+def describe_cell(
+    session: Session, contestant: Contestant, *, checkpoint: ResolvedDrafter | None, hashes: Mapping[str, str]
+) -> CellSpec:
+    """The resolved specification of a contestant in a session; ``hashes`` name what its policy plans by."""
+    spec = session.spec
     inputs = {
         "target_weights": session.resolved.weights_sha256,
         "tokenizer": session.resolved.tokenizer_sha256 or "none",
@@ -80,15 +91,15 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step, keep: bool = 
         "prompt_set": session.prompts.prompt_set_hash(),
         **{f"task {name}": version for name, version in session.prompts.tasks},
     }
-    if found is not None:
-        inputs["drafter"] = found.sha256
-    inputs |= planning.hashes
-    cell = CellSpec(
-        method=method.name,
+    if checkpoint is not None:
+        inputs["drafter"] = checkpoint.sha256
+    named = None if checkpoint is None else checkpoint.path.name if checkpoint.source == "folder" else checkpoint.name
+    return CellSpec(
+        method=contestant.method,
         draft_length=contestant.draft_length,
         policy=contestant.policy.name,
-        drafter=found.path.name if found and found.source == "folder" else found.name if found else None,
-        options=spec.options.get(method.name, {}),
+        drafter=named,
+        options=spec.options.get(contestant.method, {}),
         target=session.name,
         tasks=tuple(name for name, _ in session.prompts.tasks),
         stop_ids=tuple(sorted(session.limits.stop_ids)),
@@ -101,13 +112,9 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step, keep: bool = 
         load=load_options(spec.workload, spec.load).described(),
         mix={name: spec.mix[asked] for asked, (name, _) in zip(spec.tasks, session.prompts.tasks) if spec.mix},
         backend="engine",
-        inputs=inputs,
+        inputs=inputs | dict(hashes),
         **{name: getattr(spec, name) for name in _COPIED},
     )
-    layers: int | None = getattr(contestant.drafter, "num_layers", None)
-    if not keep:  # what was warned of is noted when the drafter is loaded again
-        return PlannedCell(method, found, cell, layers=layers)
-    return PlannedCell(method, found, cell, contestant, _texts(caught), layers)
 
 
 _COPIED = (
