@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from specbench.server_trace import ServedTrace, ServerTrace
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -87,7 +89,7 @@ class TargetView:
     """What a drafter may know of the target. Modules are the target's own and are only read.
 
     ``max_rows`` slots are numbered 0..max_rows-1 and no sequence ever holds more than ``max_context`` tokens: the two
-    bound every slot cache. ``model`` is the Hugging Face causal LM; ``embed`` its input embedding (call it: some
+    bound every slot cache. (With padded steps the last slot is that of the padding.) ``model`` is the Hugging Face causal LM; ``embed`` its input embedding (call it: some
     families scale inside), ``head`` its output projection.
     """
 
@@ -115,6 +117,11 @@ class Rows:
     ``lengths`` counts the tokens whose target keys and values are cached, so it is also the position of the anchor.
     ``last_token`` is the anchor: the newest committed token, not yet run through the target. In the call of
     ``prefill`` for a chunk that is not the last, ``last_token`` is the next prompt token and no anchor exists yet.
+
+    A padded step, which may be captured as a graph, is asked of drafters that are ``graph_safe`` only. It sets
+    ``drafts``: how many drafts the proposal is wide, so that nothing on the device needs to be looked at. Its trailing
+    rows may be padding in a slot that no request has, and its host fields only bound what the device holds: every
+    length is at most that of ``lengths_host``, and every slot at most that of ``slots_host``.
     """
 
     slots: Tensor  # [B] int64
@@ -131,6 +138,7 @@ class Rows:
     all_greedy: bool  # every temperature is 0
     any_truncated: bool  # some row uses top_p or top_k
     any_greedy: bool = True  # some temperature is 0
+    drafts: int | None = None  # width of a padded step's proposal; None: the host fields are exact
 
     def __len__(self) -> int:
         return len(self.slots_host)
@@ -189,17 +197,22 @@ class Proposal:
 class VerifyPlan:
     """How many drafts of each row go to the target: 0 <= lengths <= proposal.counts.
 
-    ``explain`` gives the policy's reason row by row. It is called once, after the cycle's copy to the host, so that a
-    reason may tell of values that only exist on the device. Without it ``state`` stands for all rows.
+    ``explain`` gives the policy's reason row by row. It is called once, after the cycle's copy to the host, with the
+    values of ``facts``, which exist on the device only until then. Without it ``state`` stands for all rows.
     """
 
     lengths: Tensor  # [B] int64
     state: str = ""  # the policy's reason, written into the round
-    explain: Callable[[], Sequence[str]] | None = None
+    explain: Callable[[Sequence[float]], Sequence[str]] | None = None
+    facts: Tensor | None = None  # [F] float64, what the reason tells of the whole step
 
-    def states(self) -> Sequence[str]:
-        """The reason of each row."""
-        return [self.state] * self.lengths.shape[0] if self.explain is None else self.explain()
+    def states(self, facts: Sequence[float] | None = None) -> Sequence[str]:
+        """The reason of each row; ``facts`` are the values of the field where they are on the host already."""
+        if self.explain is None:
+            return [self.state] * self.lengths.shape[0]
+        if facts is None:
+            facts = [] if self.facts is None else self.facts.tolist()
+        return self.explain(facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +323,12 @@ class RequestTrace:
     stop_reason: str | None
     preemptions: int = 0
     stop_ids: tuple[int, ...] = ()
+    tokens: int | None = None  # output tokens as a server counts them
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens."""
+        return len(self.output_ids) if self.tokens is None else self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +345,8 @@ class RunTrace:
     wall_s: float
     status: str = Status.OK
     paced: bool = False  # requests came at a pace of their own (an open loop, users who think): rows may stay free
+    served: tuple[ServedTrace, ...] = ()  # one a request where a server answered
+    server: ServerTrace | None = None  # None: the engine of this project
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from specbench.metrics._measured import Measured, steps_by_number
 from specbench.types import RequestTrace, RoundTrace, RunTrace, Status, StepTrace
@@ -29,14 +29,25 @@ def tokens_between(trace: RunTrace, start_s: float, end_s: float) -> int:
     Tokens of every request that did not fail count, partial requests and warm-up ones included: the machine made them
     then.
     """
-    rounds = rounds_by_request(trace)
     return sum(
         size
-        for request in trace.requests
+        for request, emitted in all_emissions(trace)
         if request.status != Status.FAILED
-        for at, size in emissions(request, rounds[request.id])
+        for at, size in emitted
         if start_s < at <= end_s
     )
+
+
+def all_emissions(trace: RunTrace) -> Iterator[tuple[RequestTrace, list[tuple[float, int]]]]:
+    """Every request with its emissions; a server's are the chunks of its stream."""
+    if trace.server is not None:
+        chunks = {served.request: served.chunk_tokens for served in trace.served}
+        for request in trace.requests:
+            yield request, list(zip(request.token_times_s, chunks[request.id], strict=True))
+        return
+    rounds = rounds_by_request(trace)
+    for request in trace.requests:
+        yield request, emissions(request, rounds[request.id])
 
 
 def pure_decode(step: StepTrace) -> bool:

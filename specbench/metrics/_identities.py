@@ -13,6 +13,7 @@ from math import isnan
 import numpy as np
 
 from specbench.errors import RecordError
+from specbench.metrics._served_identities import check_served
 from specbench.metrics.positions import accepted_histogram
 from specbench.types import RequestTrace, RoundTrace, RunTrace, Status, StepTrace, StopReason
 
@@ -27,6 +28,10 @@ def _fail(where: str, what: str, seen: object) -> RecordError:
 def check_identities(trace: RunTrace) -> None:
     """Raise RecordError for the first identity that the trace breaks; return silently when all hold."""
     requests = _unique(trace.requests)
+    if trace.server is not None:
+        for served in check_served(trace):
+            _check_moments(served)
+        return
     _check_steps(trace.steps)
     by_request: dict[str, list[RoundTrace]] = defaultdict(list)
     for entry in trace.rounds:
@@ -179,9 +184,13 @@ def _check_times(request: RequestTrace, rounds: int) -> None:
         agree = abs(first - stated) <= TIME_TOLERANCE_S
     if not agree:
         raise _fail(where, f"the first token became visible at {first}", stated)
+    _check_moments(request)
+
+
+def _check_moments(request: RequestTrace) -> None:
     moments = (request.arrival_s, request.admitted_s, *request.token_times_s, request.finish_s)
     if not _ordered(moments):
-        raise _fail(where, "arrival, admission, tokens and finish are in order", moments[:6])
+        raise _fail(f"request {request.id!r}", "arrival, admission, tokens and finish are in order", moments[:6])
 
 
 def _check_histogram(rounds: Sequence[RoundTrace]) -> None:

@@ -30,9 +30,9 @@ def ttft_s(request: RequestTrace) -> float | None:
 
 def tpot_s(request: RequestTrace) -> float | None:
     """Time per output token: (last - first) / (output - 1) in seconds; undefined below two tokens."""
-    if request.first_token_s is None or len(request.output_ids) < 2:
+    if request.first_token_s is None or request.num_tokens < 2:
         return None
-    return (request.token_times_s[-1] - request.first_token_s) / (len(request.output_ids) - 1)
+    return (request.token_times_s[-1] - request.first_token_s) / (request.num_tokens - 1)
 
 
 def tokens_per_s_user(request: RequestTrace) -> float | None:
@@ -73,7 +73,7 @@ def _summary(
         yield Estimate(metric, float(value), unit, len(values), n_of, (*scope, ("stat", f"p{percent}")))
 
 
-def _scoped(rounds: Measured) -> Iterator[Estimate]:
+def _scoped(rounds: Measured, *, gap: str) -> Iterator[Estimate]:
     for scope, chosen in rounds.scopes():
         members = [i for i, included in enumerate(chosen) if included]
         for metric, (unit, value_of) in PER_REQUEST.items():
@@ -87,11 +87,11 @@ def _scoped(rounds: Measured) -> Iterator[Estimate]:
                 n_of="requests",
                 scope=scope,
             )
-        gaps = [(i, gap) for i in members for gap in gaps_s(rounds.requests[i])]
+        gaps = [(i, seconds) for i in members for seconds in gaps_s(rounds.requests[i])]
         yield from _summary(
-            "inter_round_gap",
+            gap,
             unit="s",
-            values=[gap for _, gap in gaps],
+            values=[seconds for _, seconds in gaps],
             cluster=rounds.cluster[[i for i, _ in gaps]],
             n_of="gaps",
             scope=scope,
@@ -113,7 +113,8 @@ def estimates(trace: RunTrace) -> Iterator[Estimate]:
         yield Estimate("requests", float(count), "requests", len(trace.requests), "requests", (("kind", word),))
     preempted = sum(request.preemptions for request in trace.requests)
     yield Estimate("preemptions", float(preempted), "preemptions", len(trace.requests), "requests")
-    yield from _scoped(measured(trace))
+    # a server's chunks are no rounds: several may come as one, and one in parts
+    yield from _scoped(measured(trace), gap="inter_round_gap" if trace.server is None else "inter_chunk_gap")
 
 
 PLUGIN = MetricGroup("latency", "s", "lower", estimates)

@@ -189,7 +189,7 @@ def compare(trace: RunTrace, baseline: RunTrace) -> Iterator[Estimate]:
     if mine is not None and theirs is not None and theirs[0] > 0:
         yield Estimate("break_even_tau", mine[0] / theirs[0], "tokens per round", mine[1], "pure decode steps")
     for arm, run in (("method", trace), ("baseline", baseline)):
-        lengths = [len(request.output_ids) for request in measured(run).requests if request.id in pairs]
+        lengths = [request.num_tokens for request in measured(run).requests if request.id in pairs]
         if lengths:
             mean = float(np.mean(lengths))
             yield Estimate("mean_output_tokens", mean, "tokens", len(lengths), "requests", (("arm", arm),))

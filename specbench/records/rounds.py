@@ -1,7 +1,8 @@
 """A trace as one compressed columnar file, and back without loss.
 
-The file holds three tables under each other, told apart by the column ``table``: "request", "round" and "step". A
-column that a table does not have is null there. The run's own fields are JSON in the file's metadata.
+The file holds three tables under each other, told apart by the column ``table``: "request", "round" and "step"; one
+of a server's run has "served" too. A column that a table does not have is null there. The run's own fields are JSON in
+the file's metadata.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import RecordError
+from specbench.server_trace import ServedTrace, ServerCounts, ServerTrace
 from specbench.types import RequestTrace, RoundTrace, RunTrace, Sampling, StepTrace
 
 if TYPE_CHECKING:
@@ -21,11 +23,10 @@ if TYPE_CHECKING:
 LAYOUT = 1
 _RUN_FIELDS = ("method", "draft_length", "concurrency", "wall_s", "status", "paced")
 _LATER = {"paced": False}  # what files from before a field meant
-_TABLES: dict[str, type[RequestTrace] | type[RoundTrace] | type[StepTrace]] = {
-    "request": RequestTrace,
-    "round": RoundTrace,
-    "step": StepTrace,
-}
+Row = type[RequestTrace] | type[RoundTrace] | type[StepTrace] | type[ServedTrace]
+_TABLES: dict[str, Row] = {"request": RequestTrace, "round": RoundTrace, "step": StepTrace}
+_SERVED: dict[str, Row] = {**_TABLES, "served": ServedTrace}
+_SERVED_ALONE = {"request_tokens"}  # columns that only a server's run has
 
 
 def _arrow_type(annotation: str) -> Any:
@@ -44,12 +45,14 @@ def _column(table: str, field: str) -> str:
     return f"{table}_{field}"
 
 
-def _schema() -> pa.Schema:
+def _schema(tables: dict[str, Row]) -> pa.Schema:
     import pyarrow as pa
 
     columns = [pa.field("table", pa.string(), nullable=False)]
-    for table, kind in _TABLES.items():
+    for table, kind in tables.items():
         columns += [pa.field(_column(table, f.name), _arrow_type(str(f.type))) for f in fields(kind)]
+    if "served" not in tables:
+        columns = [column for column in columns if column.name not in _SERVED_ALONE]
     return pa.schema(columns)
 
 
@@ -57,7 +60,7 @@ def _part(table: str, rows: tuple[Any, ...], schema: pa.Schema) -> pa.Table:
     """The rows of one table, with nulls in the columns of the others."""
     import pyarrow as pa
 
-    own = {_column(table, f.name): f.name for f in fields(_TABLES[table])}
+    own = {_column(table, f.name): f.name for f in fields(_SERVED[table])}
     arrays: list[Any] = []
     for column in schema:
         if column.name == "table":
@@ -80,10 +83,14 @@ def encode(trace: RunTrace, *, check: Callable[[RunTrace], None]) -> bytes:
     check(trace)
     run = {name: getattr(trace, name) for name in _RUN_FIELDS}
     run |= {"layout": LAYOUT, "sampling": asdict(trace.sampling)}
-    schema = _schema().with_metadata({b"specbench": json.dumps(run).encode()})
+    parts: dict[str, tuple[Any, ...]] = {"request": trace.requests, "round": trace.rounds, "step": trace.steps}
+    if trace.server is not None:
+        parts["served"] = trace.served
+        run["server"] = asdict(trace.server)
+    schema = _schema(_TABLES if trace.server is None else _SERVED)
+    schema = schema.with_metadata({b"specbench": json.dumps(run).encode()})
     sink = io.BytesIO()
     try:
-        parts = {"request": trace.requests, "round": trace.rounds, "step": trace.steps}
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             for table, rows in parts.items():
                 writer.write_table(_part(table, rows, schema))
@@ -115,10 +122,11 @@ def decode(data: bytes, *, where: str) -> RunTrace:
 def _trace(table: pa.Table, run: dict[str, Any]) -> RunTrace:
     rows: dict[str, list[Any]] = {}
     names = table.column("table").to_pylist()
-    for name, kind in _TABLES.items():
+    for name, kind in (_TABLES if run.get("server") is None else _SERVED).items():
         first = names.index(name) if name in names else 0
         part = table.slice(first, names.count(name))
-        columns = {f.name: part.column(_column(name, f.name)).to_pylist() for f in fields(kind)}
+        present = [f.name for f in fields(kind) if _column(name, f.name) not in _SERVED_ALONE or "server" in run]
+        columns = {field: part.column(_column(name, field)).to_pylist() for field in present}
         rows[name] = [
             kind(**{field: _value(values[i]) for field, values in columns.items()}) for i in range(part.num_rows)
         ]
@@ -126,9 +134,20 @@ def _trace(table: pa.Table, run: dict[str, Any]) -> RunTrace:
         requests=tuple(rows["request"]),
         rounds=tuple(rows["round"]),
         steps=tuple(rows["step"]),
+        served=tuple(rows.get("served", ())),
+        server=_server(run.get("server")),
         sampling=Sampling(**run["sampling"]),
         **{name: (_LATER | run)[name] for name in _RUN_FIELDS},
     )
+
+
+def _server(document: dict[str, Any] | None) -> ServerTrace | None:
+    if document is None:
+        return None
+    counts = document["counts"]
+    if counts is not None:
+        counts = ServerCounts(**{name: _value(value) for name, value in counts.items()})
+    return ServerTrace(**{**document, "counts": counts})
 
 
 def _value(value: Any) -> Any:
