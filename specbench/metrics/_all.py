@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from specbench import registry
 from specbench.api import Metric
+from specbench.metrics.served import compare_served
 from specbench.metrics.throughput import compare
 from specbench.types import Estimate, RunTrace
 
@@ -23,5 +24,5 @@ def compute_all(
         metric: Metric = registry.load("metrics", name)
         found.extend(metric.compute(trace))
     if baseline is not None:
-        found.extend(compare(trace, baseline))
+        found.extend(compare(trace, baseline) if trace.server is None else compare_served(trace, baseline))
     return found

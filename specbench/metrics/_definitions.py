@@ -65,6 +65,8 @@ _LATENCY = {
     "e2e": "Seconds from arrival to the end of the request.",
     "tokens_per_s_user": "1 / TPOT of each request: the speed that one user sees.",
     "inter_round_gap": "Seconds between two emissions of a request. The time to first token is never among them.",
+    "inter_chunk_gap": "Seconds between two chunks of a server's stream, several tokens or part of one each: not the "
+    "time per token.",
 }
 
 _VERIFICATION = {
@@ -103,6 +105,22 @@ _LOSSLESSNESS = {
     "expected_acceptance": "Mean of min(1, p / q) over the judged drafts (temperature above 0).",
 }
 
+_SERVED = {
+    "tau_at_least": "tau if every request had lost at its end as many tokens as its server's counts leave possible; "
+    "absent where they leave no doubt.",
+    "requests_without_counts": "Requests whose acceptance the server did not tell.",
+    "accepted_share": "Of the steps with drafts, the share that accepted at least k, however many were proposed.",
+    "foreign_tokens": "Output tokens that the server made for others meanwhile: its counter less our own tokens. "
+    "Counters that hold foreign tokens are not used.",
+    "client_tokens_per_s": "Tokens after the first per second from the first visible token to the last, over all "
+    "requests: what one user sees, by the client's clock.",
+    "client_speed_up": "Seconds per token after the first of plain decoding over those of the method, by the client's "
+    "clock, over the requests of both arms.",
+    "whole_run_tokens_per_s": "Output tokens of finished requests over the time from the first arrival to the last "
+    "end: start and end of the load included.",
+    "cached_prompt_share": "Share of the prompt tokens that the server took from its prefix cache.",
+}
+
 _ALARMS = {
     "unique_prompt_share": "Distinct prompts over requests.",
     "looping_output_share": "Share of long enough texts that mostly repeat themselves.",
@@ -124,6 +142,7 @@ DEFINITIONS: Mapping[str, Mapping[str, str]] = {
     "verification": _VERIFICATION,
     "calibration": _CALIBRATION,
     "losslessness": _LOSSLESSNESS,
+    "served": _SERVED,
     "alarms": _ALARMS,
     "recorded": _RECORDED,
 }

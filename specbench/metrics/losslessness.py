@@ -6,7 +6,7 @@ At temperature 0 texts are compared token by token, above it their distributions
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -16,6 +16,7 @@ from specbench.metrics import _chi_squared as chi_squared
 from specbench.metrics._emissions import rounds_by_request
 from specbench.metrics._group import MetricGroup
 from specbench.metrics._measured import Measured, measured
+from specbench.metrics._served_verdict import served_drafting, served_reason
 from specbench.types import Estimate, RequestTrace, RoundTrace, RunTrace
 
 MIN_ROUNDS = 30  # rounds that verified a draft; fewer prove nothing
@@ -97,11 +98,17 @@ def _paired(method: RunTrace, control: RunTrace) -> tuple[Measured, list[tuple[R
     return ours, pairs
 
 
-def _thin(ours: Measured, pairs: int) -> str | None:
+def _drafting(method: RunTrace, ours: Measured) -> int | None:
+    """Rounds that verified a draft; of a server's run at least that many steps did, None where it does not tell."""
+    return int((ours.verified >= 1).sum()) if method.server is None else served_drafting(method)
+
+
+def _thin(drafting: int | None, pairs: int) -> str | None:
     """Why the evidence can never be a pass, or None."""
-    drafting = int((ours.verified >= 1).sum())
     if pairs == 0:
         return "no request finished in both arms"
+    if drafting is None:
+        return "the server does not tell whether it drafted"
     if drafting == 0:
         return "nothing was drafted"
     if drafting < MIN_ROUNDS:
@@ -127,7 +134,8 @@ def greedy_verdict(method: RunTrace, control: RunTrace, *, noise_floor: float) -
         if found is not None:
             differences.append(found)
     share = compared / total if total else None
-    thin = _thin(ours, len(pairs))
+    drafting = _drafting(method, ours)
+    thin = _thin(drafting, len(pairs))
     wrong = [d for d in differences if not d.tie]
     if wrong:
         first = wrong[0]
@@ -153,7 +161,7 @@ def greedy_verdict(method: RunTrace, control: RunTrace, *, noise_floor: float) -
         rule="greedy",
         reason=reason,
         requests_compared=len(pairs),
-        rounds_with_drafts=int((ours.verified >= 1).sum()),
+        rounds_with_drafts=drafting or 0,
         differences=tuple(differences),
         noise_floor=noise_floor,
         share_compared=share,
@@ -189,7 +197,8 @@ def sampled_verdict(method: RunTrace, control: RunTrace, *, level: float = LEVEL
     """
     ours, pairs = _paired(method, control)
     tests = _position_tests(pairs, method.draft_length)
-    thin = _thin(ours, len(pairs))
+    drafting = _drafting(method, ours)
+    thin = _thin(drafting, len(pairs))
     p_value = min(1.0, len(tests) * min(t.p_value for *_, t in tests)) if tests else None
     single = level / len(tests) if tests else level
     reached = [
@@ -218,7 +227,7 @@ def sampled_verdict(method: RunTrace, control: RunTrace, *, level: float = LEVEL
         rule="sampled",
         reason=reason,
         requests_compared=len(pairs),
-        rounds_with_drafts=int((ours.verified >= 1).sum()),
+        rounds_with_drafts=drafting or 0,
         p_value=p_value,
         power=power,
         samples=tuple((index, a, b) for index, a, b, _ in tests),
@@ -229,11 +238,17 @@ def sampled_verdict(method: RunTrace, control: RunTrace, *, level: float = LEVEL
 def verdict(method: RunTrace, control: RunTrace, *, noise_floor: float | None) -> Losslessness:
     """The verdict by the rule that the run's temperature asks for.
 
-    At temperature 0 without a noise floor nothing can be called a tie: the floor is taken as 0.
+    At temperature 0 without a noise floor nothing can be called a tie: the floor is taken as 0. A server's verdict says
+    what was compared; in reduced precision a difference that may be a tie is inconclusive.
     """
     if method.sampling.temperature == 0:
-        return greedy_verdict(method, control, noise_floor=noise_floor or 0.0)
-    return sampled_verdict(method, control)
+        found = greedy_verdict(method, control, noise_floor=noise_floor or 0.0)
+    else:
+        found = sampled_verdict(method, control)
+    if method.server is None:
+        return found
+    outcome, reason = served_reason(method, control, failed=found.outcome is Outcome.FAIL, reason=found.reason)
+    return replace(found, outcome=Outcome(outcome) if outcome is not None else found.outcome, reason=reason)
 
 
 # ---------------------------------------------------------------------------------------- what one trace can tell
