@@ -16,7 +16,9 @@ from specbench.metrics import METRICS_VERSION
 from specbench.metrics._all import compute_all
 from specbench.types import RunTrace
 
-GROUPS = ["acceptance", "alarms", "calibration", "latency", "losslessness", "positions", "throughput", "verification"]
+GROUPS = [
+    "acceptance", "alarms", "calibration", "latency", "losslessness", "positions", "served", "throughput", "verification",
+]  # fmt: skip
 
 
 def test_every_group_is_registered_and_well_formed() -> None:
