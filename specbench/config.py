@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from specbench.config_values import geometric_rate, parse_bytes, parse_pairs, parse_value, read_toml
 from specbench.errors import ConfigError, unknown_name
+from specbench.server_spec import ServerSpec
 from specbench.types import Sampling
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
 BASELINE = "vanilla"
 STARTER_TASKS = ("starter-math", "starter-code", "starter-chat")
 
+_PLACES = {"base_url", "launch"}
 _ALIAS = re.compile(r"^(mtp)-(\d+)$")  # the field writes MTP-1 for one draft a cycle
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -94,7 +96,8 @@ class RunSpec(_Strict):
     Policies that plan by cost read ``cost_table`` (None: what 'specbench profile' left for this target and machine);
     ``calibration`` is a file, "off", or "auto": the one beside the drafter where there is one. ``load`` holds the
     options of the load pattern ``workload``; ``concurrency`` is the row limit, in a closed loop the users too.
-    ``mix`` weighs the tasks, each named as in ``tasks``; empty takes as many prompts of each.
+    ``mix`` weighs the tasks, each named as in ``tasks``; empty takes as many prompts of each. ``backend`` is this
+    project's engine, or an OpenAI-compatible ``server``, which naming one implies.
     """
 
     methods: Annotated[tuple[MethodSpec, ...], BeforeValidator(_methods), Field(min_length=1)]
@@ -130,7 +133,29 @@ class RunSpec(_Strict):
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
     max_context: Annotated[int, Field(ge=2)] | None = None
     trust_remote_code: bool = False
+    backend: Literal["engine", "openai"] = "engine"
+    server: ServerSpec = ServerSpec()
     out: Path = Path("runs")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, document: Any) -> Any:
+        held = document.get("server") if isinstance(document, dict) else None
+        given = held.given if isinstance(held, ServerSpec) else isinstance(held, dict) and held.keys() & _PLACES
+        return {"backend": "openai", **document} if given else document
+
+    @model_validator(mode="after")
+    def _served(self) -> RunSpec:
+        if self.backend == "openai" and not self.server.given:
+            raise ValueError("no server is named; give --base-url URL, or --launch ENGINE")
+        if self.backend != "openai" and self.server.given:
+            raise ValueError(f"a server is named, and the backend is '{self.backend}'; drop one of the two")
+        if self.backend != "openai":
+            return self
+        for name in ("policy", "synthetic_tau", "synthetic_rates", "cost_table", "kv_memory"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} rules this project's engine, a server has its own; drop it")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> RunSpec:
@@ -175,7 +200,8 @@ class RunSpec(_Strict):
         """The methods in the order they are measured: the baseline first where it is wanted, never twice."""
         rest = tuple(m for m in self.methods if m.name != BASELINE)
         asked = len(rest) < len(self.methods)
-        return ((MethodSpec(name=BASELINE),) if self.baseline or asked else ()) + rest
+        wanted = self.baseline and (self.backend == "engine" or self.server.serves(BASELINE, among=len(rest) + 1))
+        return ((MethodSpec(name=BASELINE),) if wanted or asked else ()) + rest
 
     def synthetic_for(self, draft_length: int) -> tuple[float, ...] | None:
         """Forced acceptance of draft 1, 2, ... given that all before it were accepted; None where nothing is forced.
@@ -237,12 +263,13 @@ class CellSpec(_Strict):
     synthetic: tuple[float, ...] | None = None  # forced conditional acceptance rates; such cells never rank
     causal: bool = True  # the policy decides on no draft by what was computed from it; others never rank
     backend: str
+    server: dict[str, Any] = {}  # of a served cell: the engine, its version and what it was asked for
     inputs: dict[str, str]
 
     def document(self) -> dict[str, Any]:
-        """As kept in a record. Empty ``load`` and ``mix`` are left out: cells older than they keep their key."""
+        """As kept in a record. Empty ``load``, ``mix``, ``server`` are left out: cells older than they keep their key."""
         plain = self.model_dump(mode="json")
-        return {name: value for name, value in plain.items() if value or name not in ("load", "mix")}
+        return {name: value for name, value in plain.items() if value or name not in ("load", "mix", "server")}
 
     def key(self) -> str:
         """Content address of the cell: 16 hex digits, equal exactly when every field is."""
@@ -290,12 +317,12 @@ def build_run(
     """
     document = read_toml(config) if config is not None else {}
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-    drafters = given.pop("drafters", {})
+    drafters, server = given.pop("drafters", {}), given.pop("server", {})
     load = {"rate": given.pop("rate")} if "rate" in given else {}
     document.update(given)  # the methods, so that --set can name them
     apply_sets(document, sets)
     document.update(given)  # and once more, because flags win
-    for name, entries in (("drafters", drafters), ("load", load)):
+    for name, entries in (("drafters", drafters), ("load", load), ("server", server)):
         if entries and isinstance(document.setdefault(name, {}), dict):
             document[name].update(entries)
     if "methods" not in document:

@@ -6,8 +6,6 @@ The text of an answer may be tokenised otherwise than it was written; that is th
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -18,16 +16,14 @@ from specbench.api import Backend, Clock
 from specbench.engine.clock import WallClock
 from specbench.errors import TargetError, unknown_name
 from specbench.prompting import Renderer
+from specbench.serving.calls import auth_headers, call
 from specbench.train.answers import AnswerPlan
 from specbench.train.spec import PrepareSpec
 from specbench.train.target import FoundTarget
 from specbench.types import Prompt, Request, RequestTrace, RunTrace, Sampling, Status, TokenEvent
 
-API_KEY = "SPECBENCH_API_KEY"  # environment variable with the server's key, where it wants one
 _TIMEOUT_S = 600.0
-_LONGEST_WAIT_S = 30.0
 _NAP_S = 0.2
-_TRY_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +78,12 @@ class ServerWriter:
         """An HTTP client for one connection."""
         import httpx2
 
-        key = os.environ.get(API_KEY)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx2.Limits(max_connections=self.rows)
-        return httpx2.Client(timeout=_TIMEOUT_S, headers=headers, limits=limits)
+        return httpx2.Client(timeout=_TIMEOUT_S, headers=auth_headers(), limits=limits)
 
     def _check(self) -> None:
         with self.client() as client:
-            found = _call(client, "GET", f"{self.base_url}/models", body=None, tries=1)
+            found = call(client, "GET", f"{self.base_url}/models", body=None, tries=1)
         served = [str(entry.get("id")) for entry in found.get("data", []) if isinstance(entry, dict)]
         if served and self.model not in served:
             raise unknown_name("model of the server", self.model, served)
@@ -174,7 +168,7 @@ class _Connection:
     def _complete(self, request: Request, warmup: bool) -> RequestTrace:
         started = self.clock.now()
         url = f"{self.writer.base_url}/completions"
-        reply = _call(self._client, "POST", url, body=self.writer.body(request), tries=self.writer.tries)
+        reply = call(self._client, "POST", url, body=self.writer.body(request), tries=self.writer.tries)
         choices = reply.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise TargetError(f"{url} answers without choices ({str(reply)[:80]}); is it an OpenAI-compatible server?")
@@ -202,34 +196,6 @@ class _Connection:
             output_ids=ids,
             stop_reason=reason,
         )
-
-
-def _call(client: Any, verb: str, url: str, *, body: dict[str, Any] | None, tries: int) -> dict[str, Any]:
-    """One call, tried again after a pause where the server is busy or away. Errors: TargetError."""
-    import httpx2
-
-    trouble = ""
-    for attempt in range(tries):
-        if attempt:
-            time.sleep(min(0.5 * 2**attempt, _LONGEST_WAIT_S))
-        try:
-            reply = client.request(verb, url, json=body)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            trouble = f"{type(error).__name__}: {error}"
-            continue
-        if reply.status_code in _TRY_AGAIN:
-            trouble = f"HTTP {reply.status_code}"
-            continue
-        if reply.status_code != 200:
-            raise TargetError(f"{url} refuses the request: HTTP {reply.status_code}: {reply.text[:160]}; see its log")
-        try:
-            found = reply.json()
-        except ValueError as error:
-            raise TargetError(f"{url} answers no JSON ({error}); is it an OpenAI-compatible server?") from error
-        if isinstance(found, dict):
-            return found
-        trouble = f"a {type(found).__name__} instead of an object"
-    raise TargetError(f"no answer from {url}: {trouble or 'none'}; start the server or correct --base-url")
 
 
 def _stop_ids(folder: Path) -> list[int]:
