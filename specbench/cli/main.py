@@ -18,6 +18,7 @@ from specbench.cli import (
     records,
     report,
     run_command,
+    simulate,
     sla,
     sweep,
     train,
@@ -46,6 +47,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(compare.compare)
 app.command("frontier")(frontier.frontier)
 app.command("sla")(sla.sla)
+app.command("simulate")(simulate.simulate)
 app.command("verdicts")(verdicts.verdicts)
 app.command("sweep")(sweep.sweep)
 train.app.command("fit")(train_fit.fit)

@@ -1,0 +1,126 @@
+"""Seconds of a simulated step: the forward and the drafting from a cost table, the engine's own share as recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from specbench.config import BASELINE
+from specbench.engine.cost_table import CostTable, RowCost
+from specbench.errors import ConfigError, RecordError
+from specbench.metrics._emissions import pure_decode
+from specbench.types import RunTrace, StepTrace
+
+NO_PRICE = RowCost((1,), (0.0,))
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Seconds of a step outside forward and drafting, ``fixed_s`` and ``row_s`` for each decoding row."""
+
+    fixed_s: float = 0.0
+    row_s: float = 0.0
+
+    def at(self, rows: int) -> float:
+        """Seconds with so many rows."""
+        return self.fixed_s + self.row_s * rows
+
+
+@dataclass(slots=True)
+class StepCosts:
+    """What a step of one method costs. Every (tokens, rows) is looked up once."""
+
+    table: CostTable
+    draft: RowCost
+    overhead: Overhead = Overhead()
+    _known: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def forward_s(self, tokens: int, rows: int) -> float:
+        """Seconds of the target's forward."""
+        found = self._known.get((tokens, rows))
+        if found is None:
+            found = self._known[tokens, rows] = float(self.table.seconds(tokens, rows=rows))
+        return found
+
+    def draft_s(self, rows: int) -> float:
+        """Seconds of one proposal for so many rows; nothing where none drafts."""
+        return float(self.draft.at(rows)) if rows else 0.0
+
+
+def draft_price(table: CostTable, method: str) -> RowCost:
+    """What the table says of a method's proposals; plain decoding has none. Errors: ConfigError when it is silent."""
+    if method == BASELINE:
+        return NO_PRICE
+    if method not in table.draft:
+        known = ", ".join(sorted(table.draft)) or "no drafter"
+        raise ConfigError(
+            f"the cost table knows the price of drafting with {known}, not with '{method}'; measure it with "
+            f"'specbench profile --method {method}'"
+        )
+    return table.draft[method]
+
+
+def recorded_overhead(trace: RunTrace, costs: StepCosts) -> Overhead:
+    """The recorded run's own share of a step: its pure decode steps without forward and proposals.
+
+    A straight line over the rows where the run had steps of several sizes, else the median. Errors: RecordError for a
+    run without a pure decode step.
+    """
+    drafting = _drafting_rows(trace)
+    steps = [step for step in trace.steps if pure_decode(step) and step.decode_rows]
+    if not steps:
+        raise RecordError(f"the run of '{trace.method}' holds no step that only decodes; its overhead is unknown")
+    rest: dict[int, list[float]] = {}
+    for step in steps:
+        spent = step.total_s - step.verify_s - costs.draft_s(drafting.get(step.step, 0))
+        rest.setdefault(step.decode_rows, []).append(max(spent, 0.0))
+    rows = sorted(rest)
+    typical = [median(rest[count]) for count in rows]
+    if len(rows) == 1:
+        return Overhead(typical[0], 0.0)
+    weights = [len(rest[count]) ** 0.5 for count in rows]
+    slope, start = np.polyfit(rows, typical, 1, w=weights)
+    if slope < 0 or start < 0:
+        return Overhead(float(np.average(typical, weights=np.square(weights))), 0.0)
+    return Overhead(float(start), float(slope))
+
+
+def forward_check(trace: RunTrace, costs: StepCosts) -> float | None:
+    """Median over the recorded decode steps of the table's forward time over the recorded one; None without any."""
+    found = [
+        _ratio(step, costs) for step in trace.steps if pure_decode(step) and step.decode_rows and step.verify_s > 0
+    ]
+    return median(found) if found else None
+
+
+def _ratio(step: StepTrace, costs: StepCosts) -> float:
+    return costs.forward_s(step.decode_tokens, step.decode_rows) / step.verify_s
+
+
+def _drafting_rows(trace: RunTrace) -> dict[int, int]:
+    """Rows by step that were asked to draft: all that had room for a draft, whatever the drafter found."""
+    if not trace.draft_length:
+        return {}
+    limits = {request.id: request.max_new_tokens + request.prompt_tokens for request in trace.requests}
+    found: dict[int, int] = {}
+    for entry in trace.rounds:
+        if limits[entry.request] - entry.anchor_position - 1 > 1:
+            found[entry.step] = found.get(entry.step, 0) + 1
+    return found
+
+
+def table_remarks(stated: Sequence[tuple[str, object, object]]) -> list[str]:
+    """How the table's origin differs from the recorded run's: (what, the run's, the table's) that are both known."""
+    return [
+        f"the cost table is of another {what} ({_short(theirs)}) than the recorded run ({_short(ours)})"
+        for what, ours, theirs in stated
+        if ours is not None and theirs is not None and ours != theirs
+    ]
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text[:12] if len(text) == 64 else text
