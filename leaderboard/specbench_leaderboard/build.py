@@ -15,7 +15,7 @@ from specbench.records.schema import Record
 from specbench.records.sla_result import SlaResult
 from specbench.report import board, series
 from specbench_leaderboard import _pages, _shards
-from specbench_leaderboard._parallel import run_all
+from specbench_leaderboard._parallel import run_all, without_collection
 
 SOURCE = Path(__file__).parent / "site"
 _FEW = 200  # more records are worth several processes
@@ -39,6 +39,14 @@ def build(folder: Path, *, out: Path) -> Built:
 
     Errors: RecordError when ``folder`` does not exist, or ``out`` holds something else or cannot be written.
     """
+    with without_collection():
+        return _build(folder, out)
+
+
+PLUGIN = build
+
+
+def _build(folder: Path, out: Path) -> Built:
     files, unreadable = _read(folder)
     searches = _searches(folder, unreadable)
     records = sorted(files.values(), key=lambda record: (record.created, record.run_id))
@@ -56,9 +64,6 @@ def build(folder: Path, *, out: Path) -> Built:
         reason = error.strerror or str(error)
         raise RecordError(f"cannot write {out}: {reason}; choose another folder or free some space") from error
     return Built(out / "index.html", len(records), len(groups), pages, tuple(unreadable))
-
-
-PLUGIN = build
 
 
 def _read(folder: Path) -> tuple[dict[Path, Record], list[str]]:
