@@ -267,7 +267,7 @@ class CellSpec(_Strict):
     inputs: dict[str, str]
 
     def document(self) -> dict[str, Any]:
-        """As kept in a record. Empty ``load``, ``mix``, ``server`` are left out: cells older than they keep their key."""
+        """As kept in a record. What is younger than the oldest cells is left out where empty: they keep their key."""
         plain = self.model_dump(mode="json")
         return {name: value for name, value in plain.items() if value or name not in ("load", "mix", "server")}
 

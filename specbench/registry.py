@@ -32,6 +32,7 @@ KINDS = {
     "metrics": Kind("metric", "specbench.metrics"),
     "workloads": Kind("load pattern", "specbench.workloads", frozenset({"driver", "patterns"})),
     "backends": Kind("backend", "specbench.backends"),
+    "servers": Kind("engine to launch", "specbench.serving.engines"),
     "policies": Kind("policy", "specbench.engine.policies"),
     "formats": Kind("checkpoint tool", "specbench_drafters.formats"),
     "trainables": Kind("trainable method", "specbench_drafters.training"),

@@ -139,6 +139,8 @@ def cell_key(run: RunSpec, *, repeat: int, contents: Contents) -> str:
     for name in ("cost_table", "calibration"):
         if name in asked and asked[name] != "off":
             asked[name] = contents.file(Path(asked[name]))
+    if "server" in asked:
+        asked["server"] = run.server.content()
     asked["load"] = load_options(run.workload, run.load).described()
     text = json.dumps([KEY_VERSION, repeat, asked], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
