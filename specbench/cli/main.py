@@ -15,6 +15,7 @@ from specbench.cli import (
     inspect,
     leaderboard,
     profile,
+    recommend,
     records,
     report,
     run_command,
@@ -47,6 +48,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(compare.compare)
 app.command("frontier")(frontier.frontier)
 app.command("sla")(sla.sla)
+app.command("recommend")(recommend.recommend)
 app.command("simulate")(simulate.simulate)
 app.command("verdicts")(verdicts.verdicts)
 app.command("sweep")(sweep.sweep)

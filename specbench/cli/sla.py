@@ -83,7 +83,7 @@ def sla(
     """
     given = dict(locals())  # before anything else is named: every option by the name of its parameter
     space = _space(over, most=most, least=least, start=start, step=step)
-    levels = _levels(floor, given)
+    levels = service_levels(floor, given)
     raise typer.Exit(_search(_spec(config, set_, given), levels, space, repeats=repeats, few=few))
 
 
@@ -103,7 +103,7 @@ def _space(over: str, *, most: float | None, least: float | None, start: float |
     return Space(whole=False, start=first, low=low, high=most, tolerance=step)
 
 
-def _levels(floors: list[float] | None, given: dict[str, Any]) -> tuple[Any, ...]:
+def service_levels(floors: list[float] | None, given: dict[str, Any]) -> tuple[Any, ...]:
     """One level a floor, each with all ceilings."""
     from specbench.sla import Ceiling, Sla
 

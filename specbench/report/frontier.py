@@ -40,7 +40,7 @@ def frontier(records: Sequence[Record]) -> Frontier:
     """
     usable, notes = _usable(records)
     for record in usable[1:]:
-        found = keys.differences(_family(usable[0]), _family(record), timings=True)
+        found = keys.differences(family(usable[0]), family(record), timings=True)
         if found:
             raise RecordError(
                 f"runs {usable[0].run_id} and {record.run_id} cannot share a frontier: {'; '.join(found)}; "
@@ -80,7 +80,7 @@ def _speed(record: Record) -> EstimateRow | None:
     return record.find("tokens_per_s_user", stat="mean")
 
 
-def _family(record: Record) -> dict[str, object]:
+def family(record: Record) -> dict[str, object]:
     """What must agree: the key without the load, and without the sample of prompts that a seed draws."""
     key = family_key(record)
     drawn = {"prompt_set": {"count": key["prompt_set"]["count"]}}
