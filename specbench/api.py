@@ -43,6 +43,8 @@ class Drafter(Protocol):
     committed length must be harmless afterwards. A module ``specbench_drafters/NAME.py`` sets ``PLUGIN`` to its class.
     One that can name a part of the vocabulary only has an attribute ``id_map`` with the target ids [Vd] that it can:
     the record then says how much of the text they cover. One of several depths has an attribute ``num_layers``.
+    One whose ``propose`` and ``commit`` look at nothing on the device, and read of `Rows` on the host only what holds
+    in a padded step too, sets ``graph_safe``: they may then be captured as graphs, on memory that stays where it is.
     """
 
     taps: Taps

@@ -143,6 +143,15 @@ class Rows:
     def __len__(self) -> int:
         return len(self.slots_host)
 
+    @property
+    def known_slots(self) -> tuple[int, ...] | None:
+        """The slots of the rows, None in a padded step, where only the device knows them."""
+        return self.slots_host if self.drafts is None else None
+
+    def width(self, limits: Tensor) -> int:
+        """How many drafts a proposal under ``limits`` [B] is wide. Looks at the device only where ``drafts`` is None."""
+        return int(limits.max()) if self.drafts is None else self.drafts
+
 
 @dataclass(frozen=True, slots=True)
 class Features:

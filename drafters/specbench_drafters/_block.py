@@ -41,6 +41,7 @@ class BlockDrafter:
     """
 
     kind: ClassVar[DraftKind]
+    graph_safe = True
     options: ClassVar[Mapping[str, str]] = {
         **_OWN,
         "taps": "states of the target to read, as Hugging Face indices, such as 2,10,18",
@@ -114,7 +115,7 @@ class BlockDrafter:
     @torch.no_grad()
     def propose(self, rows: Rows, *, limits: Tensor, rng: Random) -> Proposal:
         """One block a row; nothing is drafted past a stop token."""
-        wanted = int(limits.max())
+        wanted = rows.width(limits)
         drafts = min(wanted, self.trained_length)
         if wanted > drafts and not self._warned_length:
             self._warned_length = True

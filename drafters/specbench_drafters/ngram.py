@@ -27,6 +27,7 @@ class NgramDrafter:
     taps = Taps()
     trained_length = 7
     max_context: int | None = None
+    graph_safe = True
     options: ClassVar[Mapping[str, str]] = {
         "max_ngram": "longest suffix that is looked up, in tokens (default 3)",
         "min_ngram": "shortest suffix that is looked up, in tokens (default 1)",
@@ -66,7 +67,7 @@ class NgramDrafter:
 
     def propose(self, rows: Rows, *, limits: Tensor, rng: Random) -> Proposal:
         """Look every row's newest tokens up in its own history."""
-        width = int(limits.max())
+        width = rows.width(limits)
         self._history[rows.slots, rows.lengths] = rows.last_token
         span = max(rows.lengths_host) + 1
         table = self._history[rows.slots, :span]  # [B, L]

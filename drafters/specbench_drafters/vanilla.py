@@ -18,6 +18,7 @@ class VanillaDrafter:
     taps = Taps()
     trained_length = 0
     max_context: int | None = None
+    graph_safe = True
     options: ClassVar[Mapping[str, str]] = {}
 
     @classmethod

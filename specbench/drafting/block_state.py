@@ -56,7 +56,7 @@ class BlockState:
 
         def attend_layer(layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self.cache.write(layer, slots=slots, positions=positions, keys=keys, values=values)
-            all_keys, all_values = self.cache.read(layer, slots=rows.slots, slots_host=rows.slots_host, length=length)
+            all_keys, all_values = self.cache.read(layer, slots=rows.slots, slots_host=rows.known_slots, length=length)
             return attend(query, all_keys, all_values, mask=masks[layer], scale=self.model.scale(layer))
 
         return self.model.block(self.model.block_embeddings(rows.last_token), positions=positions, attend=attend_layer)
@@ -65,7 +65,7 @@ class BlockState:
         """The mask [B, S, length] of each layer; None where every row sees every position."""
         shape = self.model.config.shape
         ends = rows.lengths + positions.shape[1]
-        even = min(rows.lengths_host) == max(rows.lengths_host)
+        even = rows.drafts is None and min(rows.lengths_host) == max(rows.lengths_host)
         made: dict[tuple[bool, int | None], Tensor | None] = {}
         for rule in zip(shape.causal, shape.window, strict=True):
             if rule in made:

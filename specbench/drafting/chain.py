@@ -75,6 +75,8 @@ class ChainDrafter:
     every read is bounded by the committed length.
     """
 
+    graph_safe = True
+
     def __init__(
         self,
         model: ChainModel,
@@ -140,7 +142,7 @@ class ChainDrafter:
     @torch.no_grad()
     def propose(self, rows: Rows, *, limits: Tensor, rng: Random) -> Proposal:
         """A chain of G drafts: G heads, G - 1 layers."""
-        steps = int(limits.max())
+        steps = rows.width(limits)
         sampled = not (self._greedy or rows.all_greedy)
         uniforms = rng.draft(rows, steps) if sampled else None
         attend = RoundAttend(self._cache, rows, steps=steps, limit=self._last_position)

@@ -81,7 +81,7 @@ class CommittedAttend:
         """See `Attend`."""
         rows, positions = self._rows, self._features.positions
         self._cache.write(layer, slots=self._slots, positions=positions, keys=key[0], values=value[0])
-        keys, values = self._cache.read(layer, slots=rows.slots, slots_host=rows.slots_host, length=self._length)
+        keys, values = self._cache.read(layer, slots=rows.slots, slots_host=rows.known_slots, length=self._length)
         if only is not None:
             out = causal_slots(
                 query[0][:, None], keys, values, index=positions[only][:, None], scaling=scaling, window=window
@@ -98,7 +98,10 @@ class CommittedAttend:
                 scaling=scaling,
                 window=window,
             )
-            out[0, tokens[valid]] = piece[valid]
+            if valid is None:
+                out[0, tokens.flatten()] = piece.flatten(0, 1)
+            else:
+                out[0, tokens[valid]] = piece[valid]
         return out
 
     def _groups(self) -> list[list[int]]:
@@ -106,13 +109,15 @@ class CommittedAttend:
         short = [r for r, count in enumerate(self._counts) if count <= _LONG]
         return ([short] if short else []) + [[r] for r, count in enumerate(self._counts) if count > _LONG]
 
-    def _padded(self, group: list[int]) -> tuple[Tensor, Tensor]:
-        """Flat token indices [b, Q] of a group's rows, the last one repeated, and which of them are real."""
+    def _padded(self, group: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Flat token indices [b, Q] of a group's rows, the last one repeated, and which are real (None: all)."""
         starts = self._features.row_starts
         picked = slice(None) if len(group) == len(self._rows) else group
         first, end = starts[:-1][picked], starts[1:][picked]  # [b]
         offsets = torch.arange(max(self._counts[r] for r in group), device=starts.device)
         tokens = first[:, None] + offsets  # [b, Q]
+        if len({self._counts[r] for r in group}) == 1:
+            return tokens, None
         return torch.minimum(tokens, end[:, None] - 1), tokens < end[:, None]
 
 
@@ -151,7 +156,7 @@ class RoundAttend:
         rows = self._rows
         if layer not in self._pieces:
             self._pieces[layer] = self._cache.read(
-                layer, slots=rows.slots, slots_host=rows.slots_host, length=self._length
+                layer, slots=rows.slots, slots_host=rows.known_slots, length=self._length
             )
         keys, values = self._pieces[layer]
         keys[self._row, self._index] = key[0].to(keys.dtype)

@@ -72,12 +72,18 @@ class SlotCache:
         self._keys[layer][slots, positions] = keys.to(self._keys[layer].dtype)
         self._values[layer][slots, positions] = values.to(self._values[layer].dtype)
 
-    def read(self, layer: int, *, slots: Tensor, slots_host: Sequence[int], length: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, length, heads, dim] of the rows in ``slots``; a view where the slots are consecutive."""
+    def read(
+        self, layer: int, *, slots: Tensor, slots_host: Sequence[int] | None, length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, length, heads, dim] of the rows in ``slots``; a view where the slots are consecutive.
+
+        ``slots_host`` None: only the device knows them.
+        """
         keys, values = self._keys[layer], self._values[layer]
-        first, count = slots_host[0], len(slots_host)
-        if tuple(slots_host) == tuple(range(first, first + count)):
-            return keys[first : first + count, :length], values[first : first + count, :length]
+        if slots_host is not None:
+            first, count = slots_host[0], len(slots_host)
+            if tuple(slots_host) == tuple(range(first, first + count)):
+                return keys[first : first + count, :length], values[first : first + count, :length]
         return keys[:, :length].index_select(0, slots), values[:, :length].index_select(0, slots)
 
     def bytes(self) -> int:

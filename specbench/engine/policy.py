@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specbench.engine.cost_table import CostTable
 from specbench.engine.scores import OnlineCalibrator, Scores
+from specbench.engine.upload import upload
 from specbench.errors import ConfigError, unknown_name
 from specbench.kernels.plan import lookup, survival
 from specbench.types import Load, Proposal, Rows, Verdict, VerifyPlan
@@ -233,13 +234,16 @@ class ScoredPolicy(ABC):
             survival(conditional, proposal.counts),
             proposal.counts,
             num_whole=0 if chosen is None else sum(chosen),
-            whole=None if chosen is None else torch.tensor(chosen).to(conditional.device, non_blocking=True),
+            whole=None if chosen is None else upload(chosen, dtype=torch.bool, device=conditional.device),
         )
         decision = self._decide(rows, drafted, load)
         lengths = decision.lengths
         if drafted.whole is not None:
             lengths = torch.where(drafted.whole, proposal.counts, lengths)
-        return VerifyPlan(lengths, explain=_explainer(decision, chosen, len(rows)))
+        facts = None
+        if decision.facts:
+            facts = torch.stack([value.to(torch.float64) for value in decision.facts.values()])
+        return VerifyPlan(lengths, explain=_explainer(decision, chosen, len(rows)), facts=facts)
 
     def observe(self, rows: Rows, *, plan: VerifyPlan, verdict: Verdict) -> None:
         """Learn from the drafts that were verified and reached."""
@@ -257,12 +261,14 @@ class ScoredPolicy(ABC):
         """Verified lengths; those of rows that verify everything are overridden."""
 
 
-def _explainer(decision: Decision, everything: Sequence[bool] | None, rows: int) -> Callable[[], Sequence[str]]:
-    def explain() -> Sequence[str]:
+def _explainer(
+    decision: Decision, everything: Sequence[bool] | None, rows: int
+) -> Callable[[Sequence[float]], Sequence[str]]:
+    names = tuple(decision.facts)
+
+    def explain(facts: Sequence[float]) -> Sequence[str]:
         parts = [decision.label] if decision.label else []
-        if decision.facts:
-            values = torch.stack([value.to(torch.float64) for value in decision.facts.values()]).tolist()
-            parts += [f"{name}={value:.6g}" for name, value in zip(decision.facts, values, strict=True)]
+        parts += [f"{name}={value:.6g}" for name, value in zip(names, facts, strict=True)]
         text = " ".join(parts)
         return [VERIFY_ALL if everything is not None and everything[row] else text for row in range(rows)]
 

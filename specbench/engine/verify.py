@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.random import StepRandom
+from specbench.engine.upload import upload
 from specbench.kernels.accept import Acceptance, accept_greedy, accept_sampled, prefix_length
 from specbench.kernels.probs import process_logits
 from specbench.kernels.top import top_two
@@ -47,23 +48,42 @@ class Verifier:
             proposal: drafts [B, G] of all judged rows (prefill rows hold padding).
             lengths: [B] verified drafts.
         """
-        gap = None
-        if rows.all_greedy:
-            best, gap = top_two(logits)  # [N] each
-            found = accept_greedy(best, starts=starts, lengths=lengths, drafts=proposal.tokens)
-        else:
-            found = self._sampled(logits, rows, starts=starts, proposal=proposal, lengths=lengths)
-        if self.synthetic is not None:
-            found = self._forced(found, logits, rows, starts=starts, lengths=lengths, proposal=proposal)
+        found, gap = self.decide(logits, rows, starts=starts, proposal=proposal, lengths=lengths)
         host = torch.stack([found.accepted, found.next_token]).tolist()
         accepted, next_token = host[0], host[1]
         gaps = None if gap is None else _gaps(gap, starts=starts, accepted=found.accepted, counts=accepted)
         return Judged(accepted, next_token, found, gaps, _listed(found.log_p_target), _listed(found.log_p_draft))
 
+    def decide(
+        self,
+        logits: Tensor,
+        rows: Rows,
+        *,
+        starts: Tensor,
+        proposal: Proposal,
+        lengths: Tensor,
+        owner: Tensor | None = None,
+    ) -> tuple[Acceptance, Tensor | None]:
+        """The rule's outcome, and in a greedy step the top-2 gap [N] of every position; nothing comes to the host.
+
+        Arguments as of `judge`. ``owner`` [N] gives the row of each position where some belong to none, and may then
+        name any.
+        """
+        gap = None
+        if rows.all_greedy:
+            best, gap = top_two(logits)  # [N] each
+            found = accept_greedy(best, starts=starts, lengths=lengths, drafts=proposal.tokens)
+        else:
+            if owner is None:
+                owner = _owner(starts, lengths, logits.shape[0])
+            found = self._sampled(logits, rows, starts=starts, proposal=proposal, lengths=lengths, owner=owner)
+        if self.synthetic is not None:
+            found = self._forced(found, logits, rows, starts=starts, lengths=lengths, proposal=proposal)
+        return found, gap
+
     def _sampled(
-        self, logits: Tensor, rows: Rows, *, starts: Tensor, proposal: Proposal, lengths: Tensor
+        self, logits: Tensor, rows: Rows, *, starts: Tensor, proposal: Proposal, lengths: Tensor, owner: Tensor
     ) -> Acceptance:
-        owner = _owner(starts, lengths, logits.shape[0])
         processed, normaliser = process_logits(
             logits,
             temperature=rows.temperature[owner],
@@ -89,7 +109,7 @@ class Verifier:
         """The outcome with forced acceptance; the next token is the target's argmax after the forced prefix."""
         assert self.synthetic is not None
         width = proposal.tokens.shape[1]
-        rates = torch.tensor(self.synthetic[:width], dtype=torch.float64, device=logits.device)
+        rates = upload(self.synthetic[:width], dtype=torch.float64, device=logits.device)
         rates = torch.nn.functional.pad(rates, (0, width - rates.numel()))
         inside = torch.arange(width, device=logits.device)[None, :] < lengths[:, None]
         accepted = prefix_length(inside & (self.rng.accept(rows, width) < rates))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,19 +31,31 @@ class KVPool:
 
     ``keys[i]`` is [num_pages, PAGE, heads, key_dim], ``values[i]`` likewise. The memory is taken once, at construction;
     in it each head's pages lie together, so that attention reads a context front to back.
+
+    ``spare`` pages more follow the others and are never handed out: the padding of a padded batch is written there.
+    ``devices`` places each layer's pages, where layers of a model are on several devices; None: all on ``device``.
     """
 
     def __init__(
-        self, layers: tuple[LayerShape, ...], *, num_pages: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: tuple[LayerShape, ...],
+        *,
+        num_pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        spare: int = 0,
+        devices: Sequence[torch.device] | None = None,
     ) -> None:
         self.layers = layers
         self.num_pages = num_pages
+        self.devices = (device,) * len(layers) if devices is None else tuple(devices)
+        assert len(self.devices) == len(layers), "one device a layer"
 
-        def taken(heads: int, width: int) -> Tensor:
-            return torch.zeros(heads, num_pages, PAGE, width, dtype=dtype, device=device).permute(1, 2, 0, 3)
+        def taken(heads: int, width: int, at: torch.device) -> Tensor:
+            return torch.zeros(heads, num_pages + spare, PAGE, width, dtype=dtype, device=at).permute(1, 2, 0, 3)
 
-        self.keys = [taken(s.num_heads, s.key_dim) for s in layers]
-        self.values = [taken(s.num_heads, s.value_dim) for s in layers]
+        self.keys = [taken(s.num_heads, s.key_dim, at) for s, at in zip(layers, self.devices)]
+        self.values = [taken(s.num_heads, s.value_dim, at) for s, at in zip(layers, self.devices)]
         self._free = list(range(num_pages - 1, -1, -1))  # descending: pop gives ascending, so runs stay contiguous
 
     @property

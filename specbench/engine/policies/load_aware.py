@@ -29,6 +29,7 @@ from specbench.engine.policy import (
     needed_cost,
     parse_options,
 )
+from specbench.engine.upload import upload
 from specbench.errors import ConfigError
 from specbench.kernels.plan import Drafting, admit, best_capacity, best_drafting, rank, survival
 from specbench.types import Load, Rows
@@ -82,6 +83,7 @@ class LoadAwarePolicy(ScoredPolicy):
         self.scores.watch_outcomes = options["draft-cost"]  # a row that skips drafting falls back on its domain
         self._lag: int = options["lag"]
         self._priced: bool = options["draft-cost"]
+        self.may_skip = self._priced  # a step may draft for no row at all
         if self._priced and self.context.method not in self._cost.table.draft:
             raise ConfigError(
                 f"load-aware with draft-cost=on needs the price of drafting with '{self.context.method}', which the "
@@ -108,7 +110,7 @@ class LoadAwarePolicy(ScoredPolicy):
         chosen = self._drafting.rows
         everything = self.exploring(rows)
         if everything is not None:
-            chosen = chosen | torch.tensor(everything).to(chosen.device, non_blocking=True)
+            chosen = chosen | upload(everything, dtype=torch.bool, device=chosen.device)
         self._asked = chosen
         return torch.where(chosen, self.draft_length, 0)
 

@@ -1,0 +1,134 @@
+"""Fixed shapes for padded steps, and their forwards captured as CUDA graphs.
+
+A graph replays the same kernels on the same memory. What varies from step to step must therefore lie in tensors whose
+place is fixed (see `specbench.engine.padded`), and whatever the host decided while the graph was captured stays so:
+the shape of a step, rounded up to a few sizes, is the key that a graph is kept under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+_FIRST_LENGTH = 256  # contexts up to this share a graph; above, every doubling has one
+
+
+class Recording(Protocol):
+    """A captured function."""
+
+    @property
+    def outputs(self) -> Any:
+        """What it returned; every `replay` writes it anew."""
+        ...
+
+    def replay(self) -> None:
+        """Run it again on what its inputs hold now."""
+        ...
+
+
+Recorder = Callable[[Callable[[], Any]], Recording]
+"""Runs a function and records it. Errors: RuntimeError when it does something that cannot be recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSettings:
+    """How steps are padded. ``rows`` and ``lengths`` are the sizes to round up to, None for the usual ones.
+
+    ``recorder`` None runs padded steps without capturing them, as on a CPU.
+    """
+
+    rows: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] | None = None
+    recorder: Recorder | None = None
+
+
+def settings_for(device: torch.device) -> GraphSettings:
+    """Padded steps on ``device``: captured where it is a CUDA device."""
+    return GraphSettings(recorder=CudaRecorder(device) if device.type == "cuda" else None)
+
+
+def row_sizes(max_rows: int) -> tuple[int, ...]:
+    """1, 2, 4, then every 8 up to 64, every 16 up to 256, every 32 beyond; the last one is ``max_rows``."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 32, 32)]
+    return (*(size for size in sizes if size < max_rows), max_rows)
+
+
+def length_sizes(max_context: int) -> tuple[int, ...]:
+    """256 tokens and its doublings; the last one is ``max_context``."""
+    sizes: list[int] = []
+    while _FIRST_LENGTH << len(sizes) < max_context:
+        sizes.append(_FIRST_LENGTH << len(sizes))
+    return (*sizes, max_context)
+
+
+def round_up(value: int, sizes: tuple[int, ...]) -> int | None:
+    """The smallest size that holds ``value``; None where none does."""
+    return next((size for size in sizes if value <= size), None)
+
+
+class Stages:
+    """Functions on fixed memory by key: recorded once and replayed, or simply called where nothing records.
+
+    What cannot be recorded is called from then on; ``refused`` says why, by the name of the stage.
+    """
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self._recorder = recorder
+        self._made: dict[tuple[str, Hashable], Recording] = {}
+        self.refused: dict[str, str] = {}
+
+    @property
+    def recorded(self) -> int:
+        """Graphs that were captured."""
+        return len(self._made)
+
+    def run(self, name: str, key: Hashable, function: Callable[[], Any]) -> Any:
+        """The function's outputs for what its inputs hold now. Errors: whatever it raises when called."""
+        if self._recorder is None or name in self.refused:
+            return function()
+        made = self._made.get((name, key))
+        if made is None:
+            try:
+                made = self._made[name, key] = self._recorder(function)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self.refused[name] = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                return function()
+        made.replay()
+        return made.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _CudaRecording:
+    graph: torch.cuda.CUDAGraph
+    outputs: Any
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+class CudaRecorder:
+    """Captures CUDA graphs that share one memory pool: they never run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+
+    def __call__(self, function: Callable[[], Any]) -> Recording:
+        """Run once to let libraries and kernels set themselves up, then capture."""
+        with torch.cuda.device(self._device):
+            beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                function()
+            torch.cuda.current_stream().wait_stream(beside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                outputs = function()
+            if self._pool is None:
+                self._pool = graph.pool()
+        return _CudaRecording(graph, outputs)
