@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specbench.kernels.dispatch import uses_triton
+
 
 def process_logits(
     logits: Tensor,
@@ -30,6 +32,17 @@ def process_logits(
     Returns:
         ([N, V] float32 with -inf where cut, [N] float32).
     """
+    if uses_triton(logits):
+        from specbench.kernels._triton import probs as twin
+
+        return twin.process_logits(
+            logits,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            any_truncated=any_truncated,
+            any_greedy=any_greedy,
+        )
     greedy = temperature == 0
     scale = torch.where(greedy, torch.ones_like(temperature), temperature)
     out = logits.to(torch.float32) / scale[:, None]

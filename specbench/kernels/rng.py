@@ -12,6 +12,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from specbench.kernels.dispatch import uses_triton
+
 _MASK = 0xFFFFFFFF
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -50,6 +52,10 @@ def uniform(seed: Tensor, number: Tensor, anchor: Tensor, *, offsets: int, purpo
     Returns:
         [B, offsets] float64.
     """
+    if uses_triton(seed):
+        from specbench.kernels._triton import rng as twin
+
+        return twin.uniform(seed, number, anchor, offsets=offsets, purpose=purpose)
     offset = torch.arange(offsets, device=seed.device)[None, :]  # [1, offsets]
     c0 = (number & _MASK)[:, None].expand(-1, offsets)
     c1 = (anchor & _MASK)[:, None]
