@@ -1,4 +1,4 @@
-"""What a server is started with, whatever the engine: what is asked for, the command that comes of it, and its refusal."""
+"""What a server is started with, whatever the engine: what is asked for, the command for it, and its refusal."""
 
 from __future__ import annotations
 
@@ -57,9 +57,20 @@ class Launch:
 class ServerEngine(Protocol):
     """An engine that can be started. A module ``specbench.serving.engines.NAME`` sets ``PLUGIN`` to one."""
 
-    name: str  # as `ServerTrace.engine` calls it
-    distributions: Sequence[str]  # any of these is the engine's package
-    methods: Sequence[str]
+    @property
+    def name(self) -> str:
+        """As `ServerTrace.engine` calls it."""
+        ...
+
+    @property
+    def distributions(self) -> Sequence[str]:
+        """Any of these is the engine's package."""
+        ...
+
+    @property
+    def methods(self) -> Sequence[str]:
+        """The methods that it can be started with."""
+        ...
 
     def check(self, ask: LaunchAsk) -> None:
         """Errors: DrafterError, ConfigError for what the engine lacks or does not know, before anything is started."""

@@ -58,12 +58,13 @@ class ServerProcess:
         return self.process.poll()
 
     def wait_ready(self, ready: Callable[[], bool], *, limit_s: float, stop: Callable[[], bool]) -> None:
-        """Until the server answers. Errors: TargetError when it ends, or does not answer in time, or ``stop`` says so."""
+        """Until the server answers. Errors: TargetError when it ends, is not ready in time, or ``stop`` says so."""
         start_s = time.monotonic()
         while not ready():
             if self.ended is not None:
                 raise TargetError(
-                    f"{self.name} ended while it started (exit status {self.ended}); its log {self.log} ends: {self.tail()}"
+                    f"{self.name} ended while it started (exit status {self.ended}); its log {self.log} ends:"
+                    f" {self.tail()}"
                 )
             if stop():
                 raise TargetError(f"interrupted while {self.name} started")

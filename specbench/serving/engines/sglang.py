@@ -46,7 +46,7 @@ class Sglang:
             if ask.drafter is not None:
                 argv += ["--speculative-draft-model-path", str(ask.drafter)]
         environment = {"HF_HUB_OFFLINE": "1", "TMPDIR": str(ask.scratch)}
-        return Launch(tuple([*argv, *ask.args]), environment)
+        return Launch((*argv, *ask.args), environment)
 
 
 PLUGIN = Sglang()

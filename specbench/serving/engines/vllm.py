@@ -49,7 +49,7 @@ class Vllm:
         if config is not None:
             argv += ["--per-request-spec-decode-metrics", "detailed"]
             argv += ["--speculative-config", json.dumps(config, separators=(",", ":"))]
-        return Launch(tuple([*argv, *ask.args]), self._environment(ask))
+        return Launch((*argv, *ask.args), self._environment(ask))
 
     def _speculation(self, ask: LaunchAsk) -> dict[str, Any] | None:
         if ask.method == "vanilla":
