@@ -11,7 +11,7 @@ ARGS ?=
 # One torch thread: what runs here is many small steps, and two threads on few cores stall as soon as others work too.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench gpu-train lint clean which-python
+.PHONY: demo test bench gpu-train gpu-check gpu-wheels lint clean which-python
 .DELETE_ON_ERROR:
 
 # The tested versions, the project as an editable install. Bytecode is left to the first import:
@@ -51,6 +51,24 @@ OUT ?= $(WORK)/packed
 gpu-train:
 	PYTHONPATH=.:drafters:tasks:leaderboard$${PYTHONPATH:+:$$PYTHONPATH} HF_HUB_OFFLINE=1 $(GPU_PYTHON) -m specbench.cli.main \
 		train plan smollm2-135m-gpu --device cuda --jobs 6 --out $(WORK) --pack $(OUT) $(ARGS)
+
+# Numeric tests and measurements on one GPU, under four minutes; DRY=1: tiny shapes on a CPU. Runs from a plain checkout
+# with the interpreter that is there: make gpu-check GPU_PYTHON=python3 OUT=results WHEELS=wheels ARGS="--only numeric,sps"
+WHEELS ?=
+gpu-check:
+	PYTHONPATH=.:drafters:tasks:leaderboard$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m tests.gpu \
+		--out "$(if $(filter file,$(origin OUT)),runs/gpu-check,$(OUT))" $(if $(DRY),--dry) \
+		$(if $(WHEELS),--wheels "$(WHEELS)") $(ARGS)
+
+# For a machine without a network: what an interpreter with torch, transformers and pandas most often lacks, as wheels of
+# the tested versions. LACKS names others, PLATFORM and GPU_VERSION another machine.
+LACKS ?= pydantic pydantic_core annotated-types typing-inspection typing_extensions gguf platformdirs
+GPU_VERSION ?= 3.12
+PLATFORM ?= manylinux_2_28_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
+gpu-wheels: $(STAMP)
+	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --implementation cp \
+		--python-version $(GPU_VERSION) $(addprefix --platform ,$(PLATFORM)) -c constraints.txt \
+		-d "$(or $(WHEELS),wheels)" $(LACKS)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from specbench_drafters.eagle3 import PLUGIN as EAGLE3
 from specbench_drafters.formats.record import Backbone, DrafterSpec, DraftKind, LoadedCheckpoint, Rope
 from specbench_drafters.formats.shapes import required
 from specbench_drafters.mtp import PLUGIN as MTP
+from torch import Tensor
 
 from specbench.api import Drafter
 from specbench.types import TargetView
@@ -78,18 +80,26 @@ def _spec(method: str, *, k: int, target: TargetView) -> DrafterSpec:
 
 def random_drafter(method: str, *, k: int, target: TargetView) -> Drafter:
     """A drafter of ``k`` drafts a round for the demo model."""
-    spec = _spec(method, k=k, target=target)
-    noise = torch.Generator().manual_seed(0)
-    tensors = {
-        name: torch.ones(shape) if len(shape) == 1 else _published(shape, noise)
-        for name, shape in required(spec).items()
-    }
+    return from_spec(_spec(method, k=k, target=target), target=target)
+
+
+def from_spec(spec: DrafterSpec, *, target: TargetView, given: Mapping[str, Tensor] | None = None) -> Drafter:
+    """The drafter of a spec with random weights, made on the target's device; ``given`` replaces tensors by name.
+
+    It knows no stop token: what it drafts is noise, and a stop in it would shorten a round by chance.
+    """
+    noise = torch.Generator(target.device).manual_seed(0)
+    tensors = {name: _published(shape, noise) for name, shape in required(spec).items()} | dict(given or {})
     loaded = LoadedCheckpoint(spec, tensors, (), (), Path("random"), "random")
-    plugin: Any = {"mtp": MTP, "eagle3": EAGLE3, "dflash": DFLASH}.get(method, DSPARK)
-    drafter: Drafter = plugin.build(loaded, target=replace(target, stop_ids=frozenset()), options={})
+    plugins: dict[DraftKind, Any] = {
+        DraftKind.MTP: MTP, DraftKind.EAGLE3: EAGLE3, DraftKind.DFLASH: DFLASH, DraftKind.DSPARK: DSPARK
+    }  # fmt: skip
+    drafter: Drafter = plugins[spec.kind].build(loaded, target=replace(target, stop_ids=frozenset()), options={})
     return drafter
 
 
-def _published(shape: tuple[int, ...], noise: torch.Generator) -> torch.Tensor:
-    """Random weights of unit gain, rounded to bfloat16 as published ones are."""
-    return (torch.randn(shape, generator=noise) * shape[-1] ** -0.5).bfloat16().float()
+def _published(shape: tuple[int, ...], noise: torch.Generator) -> Tensor:
+    """Random weights of unit gain, rounded to bfloat16 as published ones are; vectors are ones."""
+    if len(shape) == 1:
+        return torch.ones(shape, device=noise.device)
+    return (torch.randn(shape, generator=noise, device=noise.device) * shape[-1] ** -0.5).bfloat16().float()
