@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specbench import registry
@@ -58,6 +58,7 @@ class Measurement:
     notes: tuple[str, ...]
     telemetry: Telemetry | None = None
     vocabulary: DraftVocabulary | None = None
+    loop: dict[str, Any] = field(default_factory=dict)  # how many steps ran padded, and why the others did not
 
 
 def plan_cell(session: Session, method: MethodSpec, *, step: Step, keep: bool = False) -> PlannedCell:
@@ -107,6 +108,8 @@ def describe_cell(
         dtype=session.dtype,
         threads=session.threads,
         max_context=session.limits.max_context,
+        graphs=session.graphs,
+        device_map="" if spec.device_map == "none" else spec.device_map,
         synthetic=spec.synthetic_for(contestant.draft_length),
         causal=contestant.policy.causal,
         load=load_options(spec.workload, spec.load).described(),
@@ -155,6 +158,7 @@ def measure_cell(
             prefill_budget=spec.prefill_chunk,
             clock=clock,
             synthetic=cell.spec.synthetic,
+            graphs=session.graphs,
         )
         arrivals = open_load(
             spec.workload, concurrency=spec.concurrency, options=spec.load, seed=spec.seed, planned=cell.spec.load
@@ -180,6 +184,7 @@ def measure_cell(
         notes=_notes(session, outcome, [*cell.warned, *_texts(caught)]),
         telemetry=sampler.summary(trace) if sampler is not None else None,
         vocabulary=draft_vocabulary(contestant.drafter, trace, vocab_size=session.target.vocab_size),
+        loop={} if engine.padded is None else engine.padded.facts(),
     )
 
 

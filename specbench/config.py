@@ -97,7 +97,9 @@ class RunSpec(_Strict):
     ``calibration`` is a file, "off", or "auto": the one beside the drafter where there is one. ``load`` holds the
     options of the load pattern ``workload``; ``concurrency`` is the row limit, in a closed loop the users too.
     ``mix`` weighs the tasks, each named as in ``tasks``; empty takes as many prompts of each. ``backend`` is this
-    project's engine, or an OpenAI-compatible ``server``, which naming one implies.
+    project's engine, or an OpenAI-compatible ``server``, which naming one implies. ``graphs`` pads decoding steps to
+    fixed shapes, captured as CUDA graphs ("auto": on a CUDA device). ``device_map`` spreads a target over several
+    devices, by layers ("auto") or, under torchrun, by its tensor parallel plan ("tp").
     """
 
     methods: Annotated[tuple[MethodSpec, ...], BeforeValidator(_methods), Field(min_length=1)]
@@ -131,6 +133,8 @@ class RunSpec(_Strict):
     threads: Annotated[int, Field(ge=1)] | None = None
     kv_memory: Annotated[int, BeforeValidator(parse_bytes), Field(ge=1)] | None = None
     prefill_chunk: Annotated[int, Field(ge=1)] = 512
+    graphs: Literal["auto"] | bool = "auto"
+    device_map: Literal["none", "auto", "tp"] = "none"
     max_context: Annotated[int, Field(ge=2)] | None = None
     trust_remote_code: bool = False
     backend: Literal["engine", "openai"] = "engine"
@@ -259,6 +263,8 @@ class CellSpec(_Strict):
     threads: int
     kv_memory: int | None
     prefill_chunk: int
+    graphs: bool = False  # padded steps
+    device_map: str = ""
     max_context: int
     synthetic: tuple[float, ...] | None = None  # forced conditional acceptance rates; such cells never rank
     causal: bool = True  # the policy decides on no draft by what was computed from it; others never rank
@@ -269,7 +275,8 @@ class CellSpec(_Strict):
     def document(self) -> dict[str, Any]:
         """As kept in a record. What is younger than the oldest cells is left out where empty: they keep their key."""
         plain = self.model_dump(mode="json")
-        return {name: value for name, value in plain.items() if value or name not in ("load", "mix", "server")}
+        younger = ("load", "mix", "server", "graphs", "device_map")
+        return {name: value for name, value in plain.items() if value or name not in younger}
 
     def key(self) -> str:
         """Content address of the cell: 16 hex digits, equal exactly when every field is."""

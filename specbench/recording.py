@@ -211,5 +211,6 @@ def _comparability(session: Session, cell: PlannedCell, machine: dict[str, Any])
             "threads": spec.threads,
             "torch": str(machine.get("packages", {}).get("torch", provenance.UNKNOWN)),
             "driver": gpu.get("driver"),
+            "graphs": spec.graphs,
         },
     }

@@ -42,6 +42,7 @@ class Session:
     threads: int
     notes: tuple[str, ...]
     rss_before_bytes: int  # resident memory before the target was loaded
+    graphs: bool = False  # what the run's graphs came to on this device
 
     @property
     def name(self) -> str:
@@ -50,12 +51,12 @@ class Session:
 
     @property
     def view(self) -> TargetView:
-        """The target as drafters see it, with one slot a user.
+        """The target as drafters see it, with one slot a user, and one for the padding of padded steps.
 
         Where stop tokens are ignored there are none for the drafter either: it would end its drafts at one.
         """
         view = self.target.view(
-            max_rows=self.spec.concurrency,
+            max_rows=self.spec.concurrency + int(self.graphs),
             max_context=self.limits.max_context,
             tokenizer=self.prompts.renderer.tokenizer,
             name=self.name,
@@ -128,6 +129,7 @@ def open_session(spec: RunSpec, *, step: Step = silent_step, shelf: TargetShelf 
     shelf = TargetShelf() if shelf is None else shelf
     device = choose_device(spec.device)
     dtype = choose_dtype(spec.dtype, device=device)
+    graphs = choose_graphs(spec, device=device)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         tasks = [load_task(name) for name in spec.tasks]
@@ -154,6 +156,7 @@ def open_session(spec: RunSpec, *, step: Step = silent_step, shelf: TargetShelf 
         threads=threads,
         notes=tuple(dict.fromkeys(notes)),
         rss_before_bytes=shelf.rss_before_bytes,
+        graphs=graphs,
     )
 
 
@@ -164,6 +167,15 @@ def choose_device(asked: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def choose_graphs(spec: RunSpec, *, device: str) -> bool:
+    """``auto`` is on where the run has one CUDA device. Errors: ConfigError where they are asked for on several."""
+    if spec.graphs is True and spec.device_map != "none":
+        raise ConfigError(
+            f"graphs=true with device_map={spec.device_map}: steps over several devices are not captured; drop one"
+        )
+    return device.startswith("cuda") and spec.device_map == "none" if spec.graphs == "auto" else bool(spec.graphs)
 
 
 def choose_dtype(asked: str, *, device: str) -> str:

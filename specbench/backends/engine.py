@@ -12,6 +12,7 @@ from specbench.api import Clock, Drafter, VerifyPolicy
 from specbench.config import BASELINE
 from specbench.engine.cost_table import CostTable
 from specbench.engine.engine import Engine
+from specbench.engine.graphs import settings_for
 from specbench.engine.policy import PolicyContext
 from specbench.engine.target import Target
 from specbench.errors import DrafterError, unknown_name
@@ -97,8 +98,11 @@ def build_engine(
     prefill_budget: int,
     clock: Clock,
     synthetic: tuple[float, ...] | None = None,
+    graphs: bool = False,
 ) -> Engine:
     """The decode loop for one contestant; ``synthetic`` rates force what is accepted.
+
+    With ``graphs`` steps are padded, and captured on a CUDA device; the drafter then has one slot more than rows.
 
     Errors: CapacityError when the memory budget is too small.
     """
@@ -113,6 +117,7 @@ def build_engine(
         clock=clock,
         method=contestant.method,
         synthetic=synthetic,
+        graphs=settings_for(target.lm.device) if graphs else None,
     )
 
 

@@ -91,6 +91,23 @@ KvMemory = Annotated[
 PrefillChunk = Annotated[
     int | None, Option("--prefill-chunk", help="Prompt tokens a step at most. [512]", rich_help_panel=_ENGINE)
 ]
+Graphs = Annotated[
+    bool | None,
+    Option(
+        "--graphs/--no-graphs",
+        help="Decoding steps in fixed shapes, captured as CUDA graphs. \\[on one CUDA device]",
+        rich_help_panel=_ENGINE,
+    ),
+]
+DeviceMap = Annotated[
+    str | None,
+    Option(
+        "--device-map",
+        metavar="none|auto|tp",
+        help="A target on several GPUs: layers (auto), or tensor parallel under torchrun (tp). \\[none]",
+        rich_help_panel=_ENGINE,
+    ),
+]
 TrustRemoteCode = Annotated[
     bool | None, Option("--trust-remote-code", help="Run model code from the hub.", rich_help_panel=_ENGINE)
 ]
@@ -106,7 +123,8 @@ NoBaseline = Annotated[
 _AS_NAMED = (
     "policy", "target", "draft_length", "num_prompts", "synthetic_tau", "synthetic_rates", "max_new_tokens",
     "ignore_eos", "thinking", "concurrency", "workload", "rate", "temperature", "top_p", "top_k", "seed", "dtype",
-    "device", "threads", "kv_memory", "prefill_chunk", "trust_remote_code", "out",
+    "device", "threads", "kv_memory", "prefill_chunk", "graphs", "device_map",
+    "trust_remote_code", "out",
 )  # fmt: skip
 
 

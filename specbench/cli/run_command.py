@@ -35,6 +35,8 @@ def run(
     threads: o.Threads = None,
     kv_memory: o.KvMemory = None,
     prefill_chunk: o.PrefillChunk = None,
+    graphs: o.Graphs = None,
+    device_map: o.DeviceMap = None,
     trust_remote_code: o.TrustRemoteCode = None,
     set_: o.Set = None,
     config: o.Config = None,

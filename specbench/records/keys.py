@@ -49,6 +49,7 @@ class TimingKey(_Strict):
     threads: int
     torch: str
     driver: str | None
+    graphs: bool = False  # steps in fixed shapes, captured on a CUDA device
 
 
 class ComparabilityKey(_Strict):
@@ -72,8 +73,11 @@ class ComparabilityKey(_Strict):
     timing: TimingKey
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, as kept in a record."""
-        return self.model_dump(mode="json")
+        """Plain JSON values, as kept in a record; ``graphs`` only where they were used, as older keys have none."""
+        plain = self.model_dump(mode="json")
+        if not plain["timing"]["graphs"]:
+            del plain["timing"]["graphs"]
+        return plain
 
     def sha256(self) -> str:
         """Hash of the whole key."""
@@ -109,6 +113,7 @@ _WORDS = {
     "timing.threads": "threads",
     "timing.torch": "torch version",
     "timing.driver": "driver version",
+    "timing.graphs": "steps in fixed shapes",
 }
 
 
