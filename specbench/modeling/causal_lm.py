@@ -69,13 +69,14 @@ def _attend(
     if pages.pool is None or pages.layout is None:
         pages.shapes[layer] = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
-    pages.pool.write(layer, pages.layout.write_slots, keys, values)
+    pages.pool.write(layer, pages.layout.write_slots, keys, values, padded=pages.layout.padded)
     out = paged_attention(
         query[0].transpose(0, 1),
         pages.pool.keys[layer],
         pages.pool.values[layer],
-        groups=pages.layout.groups,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        groups=pages.layout.groups,
+        table=pages.layout.table,
         window=sliding_window,
         softcap=softcap,
     )

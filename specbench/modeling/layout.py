@@ -9,7 +9,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from specbench.kernels.dispatch import uses_triton
 from specbench.modeling.pool import PAGE
+from specbench.modeling.row_table import RowTable
 
 _SPLIT = 512  # padded keys that a further group must save: about what its calls cost
 _LONG = 64  # rows with more query tokens than this are attended on their own: padding others to them would waste work
@@ -67,12 +69,18 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """The attention structure of one flat batch of T tokens."""
+    """The attention structure of one flat batch of T tokens: the rows as groups, or as a table for kernels."""
 
     positions: Tensor  # [T] int64
-    write_slots: Tensor  # [T] int64, page * PAGE + offset
+    write_slots: Tensor  # [T] int64, page * PAGE + offset; negative for a token of no row, which a padded table allows
     groups: tuple[RowGroup, ...]
     num_tokens: int
+    table: RowTable | None = None
+
+    @property
+    def padded(self) -> bool:
+        """Whether there may be tokens of no row."""
+        return self.table is not None and self.table.padded
 
     @classmethod
     def build(cls, rows: Sequence[RowSpan], device: torch.device) -> BatchLayout:
@@ -83,11 +91,13 @@ class BatchLayout:
             first = row.length - row.count
             positions.extend(range(first, row.length))
             slots.extend(row.pages[p // PAGE] * PAGE + p % PAGE for p in range(first, row.length))
+        host = torch.tensor([positions, slots], dtype=torch.int64)
+        both = host.to(device, non_blocking=True)
+        if uses_triton(both):
+            return cls(both[0], both[1], (), len(positions), RowTable.build(rows, device))
         short = [r for r in rows if r.count <= _LONG]
         long = [r for r in rows if r.count > _LONG]
         groups = [_group(g, device) for g in (_by_length(short) if short else []) + [[r] for r in long]]
-        host = torch.tensor([positions, slots], dtype=torch.int64)
-        both = host.to(device, non_blocking=True)
         return cls(both[0], both[1], tuple(groups), len(positions))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import CapacityError
+from specbench.kernels.scatter import scatter_kv
 
 PAGE = 16  # tokens a page
 
@@ -80,10 +81,12 @@ class KVPool:
             self._free.sort(reverse=True)
         assert len(self._free) <= self.num_pages, "a page was returned twice"
 
-    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store ``key`` [T, heads, key_dim] and ``value`` at flat positions ``slots`` [T] = page * PAGE + offset."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, key)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, value)
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor, *, padded: bool = False) -> None:
+        """Store ``key`` [T, heads, key_dim] and ``value`` at flat positions ``slots`` [T] = page * PAGE + offset.
+
+        ``padded``: tokens of a negative slot are not stored.
+        """
+        scatter_kv(self.keys[layer], self.values[layer], slots=slots, key=key, value=value, padded=padded)
 
 
 def pages_for(tokens: int) -> int:

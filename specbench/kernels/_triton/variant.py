@@ -1,6 +1,6 @@
 """One kernel with the types and constants of a real call, so that it can be compiled where no GPU is.
 
-A module of this package lists its kernels as ``VARIANTS: list[Variant]``; `specbench.kernels._triton.compile` finds them.
+A module of this package lists its kernels as ``VARIANTS: list[Variant]``; `make kernels` compiles them all.
 """
 
 from __future__ import annotations

@@ -1,0 +1,375 @@
+"""Triton twin of `specbench.kernels.attention`: ragged paged attention, split over keys where rows are few.
+
+One program attends a tile of a row's query tokens, with all query heads that share a key head folded in, over one
+share of the keys that they see; online softmax as in Dao et al. 2022 (arXiv 2205.14135). With more than one share the
+programs leave partial results with their weights, and a second kernel merges them (flash decoding).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specbench.kernels._triton.launch import processors, wide
+from specbench.kernels.attention import Table
+
+_LOG2E = 1.4426950408889634
+_MIN_KEYS = 128  # of a share: fewer cost more to merge than the parallel work saves
+_MAX_SHARES = 64
+_MERGED = 8  # shares that are merged at a time
+_BUSY = 2  # programs a multiprocessor should have
+
+
+@triton.jit(do_not_specialize=["shares", "window"])
+def attend_kernel(
+    query,
+    keys,
+    values,
+    out,
+    weights,
+    tiles,
+    starts,
+    counts,
+    lengths,
+    pages,
+    pages_row,
+    q_token,
+    q_head,
+    q_dim,
+    k_page,
+    k_slot,
+    k_head,
+    k_dim,
+    v_page,
+    v_slot,
+    v_head,
+    v_dim,
+    scale,
+    softcap,
+    window,
+    shares,
+    HEADS: tl.constexpr,  # query heads in all
+    SHARED: tl.constexpr,  # query heads a key head
+    KEY_WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    PIECES: tl.constexpr,  # programs of BLOCK_M queries that a tile takes
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WIDE: tl.constexpr,  # products in float32
+):
+    """out [T, HEADS, VALUE_WIDTH]; split: float32 out [T, HEADS, shares, VALUE_WIDTH] and weights, log2 of the mass."""
+    row = tl.load(tiles + 2 * tl.program_id(0))
+    first = tl.load(tiles + 2 * tl.program_id(0) + 1)
+    count = tl.load(counts + row)
+    piece = tl.program_id(1) % PIECES
+    head = tl.program_id(1) // PIECES
+    low = first + piece * BLOCK_M // SHARED  # the first query token of this program
+    if low >= count:
+        return
+    folded = piece * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_tile = folded // SHARED
+    at = first + in_tile
+    real = (in_tile < TILE) & (at < count)  # [M]
+    own_head = head * SHARED + folded % SHARED
+    before = tl.load(lengths + row) - count  # position of the row's first query token
+    position = before + at
+    token = (tl.load(starts + row) + at).to(tl.int64)
+
+    in_key = tl.arange(0, BLOCK_K)
+    in_value = tl.arange(0, BLOCK_V)
+    q_at = token * q_token + own_head * q_head
+    q = tl.load(
+        query + q_at[:, None] + in_key[None, :] * q_dim,
+        mask=real[:, None] & (in_key < KEY_WIDTH)[None, :],
+        other=0.0,
+    )  # [M, K]
+    if WIDE:
+        q = q.to(tl.float32)
+
+    high = tl.minimum(first + tl.minimum((piece * BLOCK_M + BLOCK_M - 1) // SHARED, TILE - 1), count - 1)
+    end = before + high + 1
+    begin = 0
+    if WINDOWED:
+        begin = tl.maximum(before + low - window + 1, 0)
+    start = begin
+    stop = end
+    if SPLIT:
+        each = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), shares) * BLOCK_N
+        start = begin + tl.program_id(2) * each
+        stop = tl.minimum(start + each, end)
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    k_first = keys + head * k_head
+    v_first = values + head * v_head
+    for n in range(start, stop, BLOCK_N):
+        index = n + tl.arange(0, BLOCK_N)
+        inside = index < stop
+        page = tl.load(pages + row * pages_row + index // PAGE, mask=inside, other=0).to(tl.int64)
+        slot = index % PAGE
+        k_at = page * k_page + slot * k_slot
+        k = tl.load(
+            k_first + k_at[None, :] + in_key[:, None] * k_dim,
+            mask=inside[None, :] & (in_key < KEY_WIDTH)[:, None],
+            other=0.0,
+        )  # [K, N]
+        if WIDE:
+            k = k.to(tl.float32)
+        scores = tl.dot(q, k, input_precision="tf32x3") * scale  # [M, N]
+        if CAPPED:
+            # cap * tanh(x), in base 2 as the rest
+            scores = (softcap * 1.4426950408889634) * (1.0 - 2.0 / (tl.exp2(scores * 2.8853900817779268) + 1.0))
+        seen = inside[None, :] & (index[None, :] <= position[:, None])
+        if WINDOWED:
+            seen = seen & (index[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores, float("-inf"))
+        peak = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+        chance = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(chance, 1)
+        v_at = page * v_page + slot * v_slot
+        v = tl.load(
+            v_first + v_at[:, None] + in_value[None, :] * v_dim,
+            mask=inside[:, None] & (in_value < VALUE_WIDTH)[None, :],
+            other=0.0,
+        )  # [N, V]
+        if WIDE:
+            v = v.to(tl.float32)
+        sums = tl.dot(chance.to(v.dtype), v, sums * shrink[:, None], input_precision="tf32x3")
+        top = peak
+
+    safe = tl.where(total > 0.0, total, 1.0)
+    result = sums / safe[:, None]
+    target = token * HEADS + own_head
+    if SPLIT:
+        target = target * shares + tl.program_id(2)
+        mass = tl.where(total > 0.0, top + tl.log2(safe), float("-inf"))
+        tl.store(weights + target, mass, mask=real)
+    tl.store(
+        out + target[:, None] * VALUE_WIDTH + in_value[None, :],
+        result.to(out.dtype.element_ty),
+        mask=real[:, None] & (in_value < VALUE_WIDTH)[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["shares"])
+def merge_kernel(
+    partial,
+    weights,
+    out,
+    tiles,
+    starts,
+    counts,
+    shares,
+    HEADS: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    MERGED: tl.constexpr,
+    MAX_SHARES: tl.constexpr,
+):
+    """out [T, HEADS, VALUE_WIDTH] from the partial results of `attend_kernel`, one token and head a program."""
+    tile = tl.program_id(0) // TILE
+    row = tl.load(tiles + 2 * tile)
+    at = tl.load(tiles + 2 * tile + 1) + tl.program_id(0) % TILE
+    if at >= tl.load(counts + row):
+        return
+    target = (tl.load(starts + row) + at).to(tl.int64) * HEADS + tl.program_id(1)
+    share = tl.arange(0, MAX_SHARES)
+    top = tl.max(tl.load(weights + target * shares + share, mask=share < shares, other=float("-inf")), 0)
+    in_value = tl.arange(0, BLOCK_V)
+    sums = tl.zeros([BLOCK_V], tl.float32)
+    total = 0.0
+    for first in range(0, shares, MERGED):
+        some = first + tl.arange(0, MERGED)
+        mass = tl.load(weights + target * shares + some, mask=some < shares, other=float("-inf"))
+        weight = tl.exp2(mass - top)  # 0 for a share that saw nothing
+        piece = tl.load(
+            partial + (target * shares + some)[:, None] * VALUE_WIDTH + in_value[None, :],
+            mask=(weight > 0.0)[:, None] & (in_value < VALUE_WIDTH)[None, :],
+            other=0.0,
+        )  # [MERGED, V]
+        sums += tl.sum(piece * weight[:, None], 0)
+        total += tl.sum(weight, 0)
+    tl.store(
+        out + target * VALUE_WIDTH + in_value,
+        (sums / total).to(out.dtype.element_ty),
+        mask=in_value < VALUE_WIDTH,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What a compiled kernel depends on: the layer's widths, the size of a tile, which masks apply."""
+
+    heads: int
+    key_heads: int
+    key_width: int
+    value_width: int
+    tile: int
+    page: int
+    dtype: torch.dtype
+    windowed: bool = False
+    capped: bool = False
+
+    @property
+    def shared(self) -> int:
+        """Query heads a key head."""
+        return self.heads // self.key_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How a layer's attention is cut into programs."""
+
+    m: int  # query tokens times heads a program
+    n: int  # keys a step
+    k: int  # key width, padded to a power of two
+    v: int  # value width, likewise
+    pieces: int  # programs a tile and key head
+    num_warps: int
+    num_stages: int
+
+
+def blocks(layer: Layer) -> Blocks:
+    """Sizes that keep all sums in registers (`make kernels` shows it)."""
+    k, v = (max(16, triton.next_power_of_2(width)) for width in (layer.key_width, layer.value_width))
+    large, full = max(k, v) > 128, layer.dtype == torch.float32
+    most = (16 if large else 32) if full else 64
+    m = max(16, min(triton.next_power_of_2(layer.tile * layer.shared), most))
+    n = most if full else (32 if large else 64)
+    warps = 8 if m == 64 else 4
+    return Blocks(
+        m, n, k, v, triton.cdiv(layer.tile * layer.shared, m), warps, num_stages=3 if m < 64 and not large else 2
+    )
+
+
+def constants(layer: Layer, *, split: bool) -> dict[str, Any]:
+    """The compile-time arguments of `attend_kernel`."""
+    sizes = blocks(layer)
+    return {
+        "HEADS": layer.heads,
+        "SHARED": layer.shared,
+        "KEY_WIDTH": layer.key_width,
+        "VALUE_WIDTH": layer.value_width,
+        "TILE": layer.tile,
+        "PAGE": layer.page,
+        "BLOCK_M": sizes.m,
+        "BLOCK_N": sizes.n,
+        "BLOCK_K": sizes.k,
+        "BLOCK_V": sizes.v,
+        "PIECES": sizes.pieces,
+        "WINDOWED": layer.windowed,
+        "CAPPED": layer.capped,
+        "SPLIT": split,
+        "WIDE": wide(layer.dtype),
+    }
+
+
+def merge_constants(layer: Layer) -> dict[str, Any]:
+    """The compile-time arguments of `merge_kernel`."""
+    width = triton.next_power_of_2(layer.value_width)
+    return {
+        "HEADS": layer.heads,
+        "VALUE_WIDTH": layer.value_width,
+        "TILE": layer.tile,
+        "BLOCK_V": width,
+        "MERGED": _MERGED,
+        "MAX_SHARES": _MAX_SHARES,
+    }
+
+
+def shares_for(programs: int, *, longest: int, processors: int) -> int:
+    """Over how many programs the keys of a row are split: enough to keep the device busy, none of them too small."""
+    return max(1, min(-(-_BUSY * processors // programs), longest // _MIN_KEYS, _MAX_SHARES))
+
+
+def paged_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    table: Table,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    shares: int | None = None,
+) -> Tensor:
+    """Twin of `specbench.kernels.attention.paged_attention`.
+
+    ``shares`` says over how many programs the keys of a row are split, None for what keeps the device busy.
+    All shapes come from the host, so the launches can be captured in a graph and replayed for other rows.
+    """
+    assert query.dtype == keys.dtype == values.dtype, "queries and pool are of one dtype"
+    num_tokens, heads, key_width = query.shape
+    layer = Layer(
+        heads=heads,
+        key_heads=keys.shape[2],
+        key_width=key_width,
+        value_width=values.shape[3],
+        tile=table.tile,
+        page=keys.shape[1],
+        dtype=query.dtype,
+        windowed=window is not None,
+        capped=softcap is not None,
+    )
+    sizes, tiles = blocks(layer), table.tiles.shape[0]
+    columns = layer.key_heads * sizes.pieces
+    if shares is None:
+        longest = table.longest if window is None else min(table.longest, window + layer.tile)
+        shares = shares_for(tiles * columns, longest=longest, processors=processors(query.device))
+    out = (query.new_zeros if table.padded else query.new_empty)(num_tokens, heads, layer.value_width)
+    if tiles == 0:
+        return out
+    split = shares > 1
+    partial, weights = _partial(table, out, shares) if split else (out, out)
+    with torch.cuda.device_of(query):
+        attend_kernel[tiles, columns, shares](
+            query,
+            keys,
+            values,
+            partial,
+            weights,
+            *(table.tiles, table.starts, table.counts, table.lengths, table.pages, table.pages.stride(0)),
+            *query.stride(),
+            *keys.stride(),
+            *values.stride(),
+            scale * _LOG2E if softcap is None else scale / softcap,
+            0.0 if softcap is None else softcap,
+            0 if window is None else window,
+            shares,
+            **constants(layer, split=split),
+            num_warps=sizes.num_warps,
+            num_stages=sizes.num_stages,
+        )
+        if split:
+            merge_kernel[tiles * layer.tile, heads](
+                *(partial, weights, out, table.tiles, table.starts, table.counts, shares),
+                **merge_constants(layer),
+                num_warps=1 if layer.value_width <= 128 else 4,
+            )
+    return out
+
+
+def _partial(table: Table, out: Tensor, shares: int) -> tuple[Tensor, Tensor]:
+    """[T, H, shares, Dv] and [T, H, shares] float32 to leave partial results in: the same memory for every layer."""
+    num_tokens, heads, width = out.shape
+    key = (num_tokens, heads, shares, width)
+    if key not in table.kept:
+        table.kept[key] = out.new_empty(num_tokens * heads * shares * (width + 1), dtype=torch.float32)
+    sums, weights = table.kept[key].split([num_tokens * heads * shares * width, num_tokens * heads * shares])
+    return sums, weights
