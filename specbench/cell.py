@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from specbench import registry
 from specbench.backends.engine import Contestant, build_contestant, build_engine
@@ -15,50 +14,18 @@ from specbench.config import BASELINE, CellSpec, MethodSpec
 from specbench.coverage import draft_vocabulary
 from specbench.engine.clock import WallClock
 from specbench.engine.engine import Engine
+from specbench.measurement import Measurement, PlannedCell
 from specbench.memory import PeakMemory
 from specbench.planning import PlanningInputs, gather, origin
-from specbench.records.schema import DraftVocabulary, Telemetry
 from specbench.resolve import ResolvedDrafter, find_target, resolve_drafter
+from specbench.served_cell import measure_served, plan_served
 from specbench.session import Session, Step
 from specbench.telemetry import open_sampler
-from specbench.types import Prompt, Request, RunTrace, Status
-from specbench.workloads.driver import DriveProgress, Outcome, Skipped, drive
+from specbench.types import Prompt, Request, Status
+from specbench.workloads.driver import DriveProgress, Outcome, drive
 from specbench.workloads.patterns import load_options, open_load
 
-
-@dataclass(frozen=True, slots=True)
-class PlannedCell:
-    """A method of the run, its checkpoint on this disk, and the cell's resolved specification.
-
-    ``contestant`` is kept where the cell is measured at once, so that its weights are loaded once; ``warned`` is what
-    was said while they were. ``layers`` is the drafter's depth, None where it has none or does not say.
-    """
-
-    method: MethodSpec
-    checkpoint: ResolvedDrafter | None
-    spec: CellSpec
-    contestant: Contestant | None = None
-    warned: tuple[str, ...] = ()
-    layers: int | None = None
-
-    @property
-    def label(self) -> str:
-        """``vanilla``, or ``ngram:5``."""
-        return self.spec.method if self.spec.method == BASELINE else f"{self.spec.method}:{self.spec.draft_length}"
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What one cell left behind. ``prompt_ids`` are the prompts that were sent, by request id."""
-
-    trace: RunTrace
-    skipped: tuple[Skipped, ...]
-    prompt_ids: dict[str, tuple[int, ...]]
-    memory: dict[str, Any]
-    notes: tuple[str, ...]
-    telemetry: Telemetry | None = None
-    vocabulary: DraftVocabulary | None = None
-    loop: dict[str, Any] = field(default_factory=dict)  # how many steps ran padded, and why the others did not
+__all__ = ["Measurement", "PlannedCell", "describe_cell", "measure_cell", "plan_cell"]
 
 
 def plan_cell(session: Session, method: MethodSpec, *, step: Step, keep: bool = False) -> PlannedCell:
@@ -68,6 +35,8 @@ def plan_cell(session: Session, method: MethodSpec, *, step: Step, keep: bool = 
 
     Errors: DrafterError, CheckpointError, UnknownNameError, ConfigError.
     """
+    if session.spec.backend != "engine":
+        return plan_served(session, method, step=step)
     found = _find_checkpoint(session, method.name, step=step)
     with step(f"checking {method.label}"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -134,6 +103,8 @@ def measure_cell(
     on_progress: Callable[[DriveProgress], None] | None = None,
 ) -> Measurement:
     """Warm up and run all conversations of the session. Errors: whatever the drafter or the engine raises."""
+    if session.spec.backend != "engine":
+        return measure_served(session, cell, stop=stop, on_progress=on_progress)
     memory = PeakMemory(session.device)
     memory.start()
     sent: dict[str, tuple[int, ...]] = {}

@@ -65,7 +65,7 @@ def judge(
 
 
 def _verdict(cell: Measurement, control: Measurement, target: Target) -> tuple[Losslessness, str | None]:
-    if cell.trace.sampling.temperature > 0:
+    if cell.trace.sampling.temperature > 0 or cell.trace.server is not None:  # a server's target is not here
         return verdict(cell.trace, control.trace, noise_floor=None), None
     texts = _control_texts(control)
     few = [(prompt, output[:FLOOR_TOKENS]) for prompt, output in texts[:FLOOR_REQUESTS]]

@@ -70,6 +70,22 @@ class Renderer:
         text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **switch)
         return text
 
+    def chat(self, prompt: Prompt, answers: Sequence[tuple[int, ...]]) -> list[dict[str, str]]:
+        """The messages of the next turn, for a server that renders them itself."""
+        return self._messages(prompt, [self.text_of(answer) for answer in answers])
+
+    def warmup_chat(self, index: int) -> list[dict[str, str]]:
+        """The messages of the warm-up request with this number."""
+        return [{"role": "user", "content": _warmup_text(index)}]
+
+    def tokenise(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids of an answer's text, and the character that each begins at."""
+        if not getattr(self.tokenizer, "is_fast", False):
+            ids = list(self.tokenizer(text, add_special_tokens=False).input_ids)
+            return ids, [len(text)] * len(ids)
+        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(found.input_ids), [start for start, _ in found.offset_mapping]
+
     def _chat(self, messages: list[dict[str, str]]) -> str:
         thinking = None if self.thinking == "default" else self.thinking == "on"
         return self._template(messages, thinking=thinking)
@@ -82,16 +98,20 @@ class Renderer:
             texts = [text for pair in zip(turns, [*answers, ""]) for text in pair if text]
             text = "\n\n".join(([prompt.system] if prompt.system else []) + texts)
             return tuple(self.tokenizer(text).input_ids)
-        messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-        for turn, answer in zip(turns, [*answers, None]):
-            messages.append({"role": "user", "content": turn})
-            if answer is not None:
-                messages.append({"role": "assistant", "content": answer})
+        messages = self._messages(prompt, answers)
         try:
             text = self._chat(messages)
         except Exception as error:  # a template may raise whatever its author chose
             text = self._without_system(prompt, messages, error)
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _messages(self, prompt: Prompt, answers: Sequence[str]) -> list[dict[str, str]]:
+        messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
+        for turn, answer in zip(prompt.turns[: len(answers) + 1], [*answers, None]):
+            messages.append({"role": "user", "content": turn})
+            if answer is not None:
+                messages.append({"role": "assistant", "content": answer})
+        return messages
 
     def _without_system(self, prompt: Prompt, messages: list[dict[str, str]], error: Exception) -> str:
         if not prompt.system:
@@ -205,7 +225,7 @@ class PromptSet:
         """Requests that are never measured: a text that no task holds, numbered so that they differ."""
         made = []
         for index in range(count):
-            ids = self.renderer.encode(Prompt(f"{index}", "warmup", "warmup", (f"{index + 1}. {_WARMUP_TEXT}",)), ())
+            ids = self.renderer.encode(Prompt(f"{index}", "warmup", "warmup", (_warmup_text(index),)), ())
             new = min(max_new_tokens, limits.max_context - 1)
             made.append(
                 Request(
@@ -222,6 +242,10 @@ class PromptSet:
                 )
             )
         return made
+
+
+def _warmup_text(index: int) -> str:
+    return f"{index + 1}. {_WARMUP_TEXT}"
 
 
 def _too_long(task: str, prompt: str, turn: int, tokens: int, limit: int) -> str:

@@ -20,6 +20,7 @@ from specbench.metrics._identities import check_identities
 from specbench.records import keys, schema, store
 from specbench.records.schema import AlarmRow, EstimateRow, Failure, Identity, Record, SampleText
 from specbench.report.recompute import verdict_row
+from specbench.served_record import served_facts, served_key
 from specbench.session import Session
 from specbench.types import Status
 from specbench.workloads.patterns import load_label
@@ -68,7 +69,7 @@ class Recorder:
         if control is None and self.session.spec.baseline and cell.spec.method != BASELINE:
             notes.append(f"{BASELINE} gave no result on these prompts: there is neither a speed-up nor a verdict")
         record = schema.build(
-            **self._common(cell, started_s=started_s, memory=measured.memory),
+            **self._common(cell, started_s=started_s, measured=measured),
             status=str(measured.trace.status),
             estimates=[EstimateRow.of(estimate) for estimate in judged.estimates],
             verdict=None if found is None else verdict_row(found, control=control),
@@ -92,7 +93,7 @@ class Recorder:
             with suppress(RecordError):  # an inconsistent trace is not written
                 data, described = store.encode_rounds(measured.trace, check=check_identities)
         record = schema.build(
-            **self._common(cell, started_s=started_s, memory=measured.memory if measured is not None else {}),
+            **self._common(cell, started_s=started_s, measured=measured),
             status=str(Status.FAILED),
             notes=[*self.session.notes, *self.warnings],
             rounds=described,
@@ -105,7 +106,7 @@ class Recorder:
         """Write the record, and its rounds beside it. Errors: RecordError."""
         return store.write(self.session.spec.out, record, rounds_data=data)
 
-    def _common(self, cell: PlannedCell, *, started_s: float, memory: dict[str, Any]) -> dict[str, Any]:
+    def _common(self, cell: PlannedCell, *, started_s: float, measured: Measurement | None) -> dict[str, Any]:
         session, spec = self.session, cell.spec
         key = keys.build_key(_comparability(session, cell, self.machine))
         checkpoint = cell.checkpoint
@@ -117,12 +118,12 @@ class Recorder:
             "method": spec.method,
             "draft_length": spec.draft_length,
             "spec": spec.document(),
-            "provenance": {**self.machine, **_causality(spec, self.machine), "memory": memory},
+            "provenance": {**self.machine, **_causality(spec, self.machine), **_how(cell, measured)},
             "target": Identity(
                 name=session.name,
                 sha256=session.resolved.weights_sha256,
                 source=session.resolved.source,
-                details={"revision": session.resolved.revision} if session.resolved.revision else {},
+                details=_details(session),
             ),
             "drafter": None
             if checkpoint is None
@@ -165,6 +166,23 @@ def _where(error: Exception) -> str | None:
     return f"{Path(last.filename).name}:{last.lineno} in {last.name}"
 
 
+def _how(cell: PlannedCell, measured: Measurement | None) -> dict[str, Any]:
+    """What the measurement adds to the provenance: memory, padded steps, the server."""
+    found: dict[str, Any] = {"memory": measured.memory if measured is not None else {}}
+    if measured is not None and measured.loop:
+        found["graphs"] = measured.loop
+    if cell.served is not None:
+        found["server"] = served_facts(cell, measured)
+    return found
+
+
+def _details(session: Session) -> dict[str, Any]:
+    """What is known of the target beside its hash: the hub's revision, or that its weights were never seen."""
+    if session.resolved.source == "server":
+        return {"sha256 is of": "the server's name for it, not of weights"}
+    return {"revision": session.resolved.revision} if session.resolved.revision else {}
+
+
 def _causality(spec: CellSpec, machine: dict[str, Any]) -> dict[str, Any]:
     """What a policy that decides on drafts by looking at them adds to the provenance: such a row never ranks."""
     if spec.causal:
@@ -184,7 +202,7 @@ def _counts(measured: Measurement) -> dict[str, int]:
 def _comparability(session: Session, cell: PlannedCell, machine: dict[str, Any]) -> dict[str, Any]:
     spec, prompts = cell.spec, session.prompts.prompts
     gpu = machine.get("gpu", {})
-    return {
+    key: dict[str, Any] = {
         "target_weights": session.resolved.weights_sha256,
         "rendering": {
             "dataset": keys.dataset_sha256([(f"{p.task}/{p.id}", [p.system, *p.turns]) for p in prompts]),
@@ -214,3 +232,4 @@ def _comparability(session: Session, cell: PlannedCell, machine: dict[str, Any])
             "graphs": spec.graphs,
         },
     }
+    return key if cell.served is None else {**key, **served_key(cell, key)}

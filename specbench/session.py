@@ -18,6 +18,7 @@ from specbench.engine.target import Target
 from specbench.errors import ConfigError, TargetError
 from specbench.prompting import Limits, PromptSet, Renderer
 from specbench.resolve import ResolvedModel, resolve_target, silent_step
+from specbench.served_target import ServedTarget, resolve_served
 from specbench.types import Prompt, TargetView
 from specbench.workloads._mix import mixed
 from specbench.workloads.patterns import load_options
@@ -47,7 +48,12 @@ class Session:
     @property
     def name(self) -> str:
         """The target's name without anything of this machine: a local folder goes by its last part."""
-        return self.resolved.path.name if self.resolved.source == "folder" else self.spec.target
+        given = Path(self.spec.target).expanduser()
+        return (
+            given.absolute().name
+            if self.resolved.source in ("folder", "server") and given.is_dir()
+            else self.spec.target
+        )
 
     @property
     def view(self) -> TargetView:
@@ -83,12 +89,17 @@ class TargetShelf:
         """The target's folder and its tokenizer. Errors: TargetError, UnknownNameError, CapacityError."""
         key = (spec.target, spec.trust_remote_code)
         if key not in self._found:
-            resolved = resolve_target(spec.target, progress=step, trust_remote_code=spec.trust_remote_code)
+            if spec.backend == "engine":
+                resolved = resolve_target(spec.target, progress=step, trust_remote_code=spec.trust_remote_code)
+            else:
+                resolved = resolve_served(spec, step=step)
             self._found[key] = (resolved, _load_tokenizer(resolved.path, spec.trust_remote_code))
         return self._found[key]
 
     def load(self, spec: RunSpec, resolved: ResolvedModel, *, dtype: str, device: str, step: Step) -> Target:
-        """The target itself. Errors: TargetError, CapacityError."""
+        """The target itself, or what stands for one on a server. Errors: TargetError, CapacityError."""
+        if spec.backend != "engine":
+            return ServedTarget(resolved, name=spec.target)
         key = (str(resolved.path), dtype, device, spec.trust_remote_code)
         if self._target is not None and self._key == key:
             return self._target
@@ -128,7 +139,8 @@ def open_session(spec: RunSpec, *, step: Step = silent_step, shelf: TargetShelf 
     """
     shelf = TargetShelf() if shelf is None else shelf
     device = choose_device(spec.device)
-    dtype = choose_dtype(spec.dtype, device=device)
+    elsewhere = bool(spec.server.base_url) and spec.dtype == "auto"  # what a running server computes in is not told
+    dtype = "unknown" if elsewhere else choose_dtype(spec.dtype, device=device)
     graphs = choose_graphs(spec, device=device)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

@@ -48,6 +48,10 @@ class ServedRun:
     timeout_s: float
     tries: int
 
+    def but(self, *, body: BodyMaker) -> ServedRun:
+        """The same with other calls."""
+        return replace(self, body=body)
+
 
 @dataclass(slots=True)
 class _Row:

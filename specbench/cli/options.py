@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from typer import Option
 
 _LOAD, _SAMPLING, _ENGINE, _OUTPUT = "Prompts and load", "Sampling", "Engine", "Output"
+_SERVER = "Servers instead of the engine (key: SPECBENCH_API_KEY)"
 
 Method = Annotated[
     list[str] | None,
@@ -112,6 +113,34 @@ TrustRemoteCode = Annotated[
     bool | None, Option("--trust-remote-code", help="Run model code from the hub.", rich_help_panel=_ENGINE)
 ]
 
+BaseUrl = Annotated[
+    list[str] | None,
+    Option("--base-url", metavar="[METHOD=]URL", help="A server that runs; repeatable.", rich_help_panel=_SERVER),
+]
+Launch = Annotated[
+    str | None,
+    Option("--launch", metavar="vllm|sglang|llamacpp", help="Start a server for each method.", rich_help_panel=_SERVER),
+]
+EnginePython = Annotated[
+    str | None,
+    Option("--engine-python", metavar="PATH", help="Python with the engine. \\[this one]", rich_help_panel=_SERVER),
+]
+EngineWeights = Annotated[
+    str | None,
+    Option(
+        "--engine-weights", metavar="PATH", help="What the engine loads as target: a GGUF.", rich_help_panel=_SERVER
+    ),
+]
+ServerModel = Annotated[
+    str | None, Option("--model", help="The server's name for the target. \\[its only one]", rich_help_panel=_SERVER)
+]
+Endpoint = Annotated[
+    str | None, Option("--endpoint", metavar="completions|chat", help="\\[completions]", rich_help_panel=_SERVER)
+]
+Backend = Annotated[
+    str | None, Option("--backend", metavar="engine|openai", help="Who decodes. \\[engine]", rich_help_panel=_SERVER)
+]
+
 Set = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help="Any setting, or METHOD.OPTION; repeatable.")]
 Config = Annotated[Path | None, Option("--config", metavar="FILE.toml", help="Settings from a file; flags win.")]
 Out = Annotated[Path | None, Option("--out", "-o", help="Folder for the records. \\[runs]", rich_help_panel=_OUTPUT)]
@@ -124,8 +153,14 @@ _AS_NAMED = (
     "policy", "target", "draft_length", "num_prompts", "synthetic_tau", "synthetic_rates", "max_new_tokens",
     "ignore_eos", "thinking", "concurrency", "workload", "rate", "temperature", "top_p", "top_k", "seed", "dtype",
     "device", "threads", "kv_memory", "prefill_chunk", "graphs", "device_map",
-    "trust_remote_code", "out",
+    "trust_remote_code", "out", "backend",
 )  # fmt: skip
+
+
+_OF_SERVER = {
+    "base_url": "base_url", "launch": "launch", "python": "engine_python", "weights": "engine_weights",
+    "model": "model", "endpoint": "endpoint",
+}  # fmt: skip
 
 
 def run_flags(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,10 +168,12 @@ def run_flags(given: Mapping[str, Any]) -> dict[str, Any]:
     from specbench.config import parse_pairs
 
     drafters, without_baseline = given.get("drafter"), given.get("no_baseline")
+    server = {key: given[name] for key, name in _OF_SERVER.items() if given.get(name)}
     return {
         "methods": given.get("method") or None,
         "tasks": given.get("task") or None,
         "drafters": parse_pairs(drafters, flag="--drafter") if drafters else None,
         "baseline": False if without_baseline else None,
+        "server": server or None,
         **{name: given.get(name) for name in _AS_NAMED},
     }

@@ -137,6 +137,8 @@ def _request_mean(rounds: Measured) -> list[Estimate]:
 
 def estimates(trace: RunTrace) -> Iterator[Estimate]:
     """Headline tau by scope, its macro averages, and every named variant that the trace has data for."""
+    if trace.server is not None:  # shows no rounds: see the group "served"
+        return
     rounds = measured(trace)
     for scope, chosen in rounds.scopes():
         yield from tau(rounds, chosen=chosen, scope=scope)

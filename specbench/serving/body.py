@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specbench.types import Request
@@ -43,6 +43,10 @@ class BodyMaker:
     def path(self) -> str:
         """Below the interface's address."""
         return "chat/completions" if self.chat else "completions"
+
+    def with_chat(self, name: str, text: str) -> BodyMaker:
+        """Knowing one more chat: a request of this name that says the text."""
+        return replace(self, messages={**self.messages, name: [{"role": "user", "content": text}]})
 
     def make(self, request: Request, *, warmup: bool) -> dict[str, Any]:
         """The call's body. Keys beyond OpenAI's go to engines that are known to take them, or that are asked to."""

@@ -5,17 +5,16 @@ The text of an answer may be tokenised otherwise than it was written; that is th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 from specbench.api import Backend, Clock
 from specbench.engine.clock import WallClock
 from specbench.errors import TargetError, unknown_name
 from specbench.prompting import Renderer
+from specbench.served_target import stated_stops
 from specbench.serving.calls import auth_headers, call
 from specbench.train.answers import AnswerPlan
 from specbench.train.spec import PrepareSpec
@@ -45,7 +44,7 @@ class ServerWriter:
         assert spec.base_url is not None, "the caller asks for a server"
         assert spec.server_model is not None, "the spec demands the model's name"
         tokenizer = found.renderer(thinking=spec.thinking).tokenizer
-        stops = _stop_ids(found.resolved.path)
+        stops = stated_stops(found.resolved.path)
         end = tokenizer.eos_token_id if tokenizer.eos_token_id in stops else next(iter(stops), None)
         writer = cls(
             base_url=spec.base_url.rstrip("/"),
@@ -196,15 +195,3 @@ class _Connection:
             output_ids=ids,
             stop_reason=reason,
         )
-
-
-def _stop_ids(folder: Path) -> list[int]:
-    """End-of-turn ids as the model's files state them, in their order; none where they state none."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        stated = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        if stated is not None:
-            return [int(i) for i in (stated if isinstance(stated, list) else [stated])]
-    return []

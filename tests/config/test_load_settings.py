@@ -70,7 +70,7 @@ def test_a_load_that_is_no_table_is_refused():
 
 
 def test_cells_from_before_the_load_options_keep_their_key():
-    later = ("load", "mix", "server")
+    later = ("load", "mix", "server", "graphs", "device_map")
     old = {name: value for name, value in cell().model_dump(mode="json").items() if name not in later}
     assert CellSpec.model_validate(old) == cell()
     assert cell().document() == old
