@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specbench.kernels.dispatch import uses_triton
+from specbench.kernels.probs import process_logits
 from specbench.kernels.sample import sample_weights
 from specbench.types import DraftLogits
 
@@ -43,6 +45,10 @@ def accept_greedy(best: Tensor, *, starts: Tensor, lengths: Tensor, drafts: Tens
         starts, lengths: [B] int64, first packed position and number of verified drafts of each row.
         drafts: [B, G] int64; entries beyond a row's length are ignored.
     """
+    if uses_triton(best):
+        from specbench.kernels._triton import accept as twin
+
+        return twin.accept_greedy(best, starts=starts, lengths=lengths, drafts=drafts)
     offsets = torch.arange(drafts.shape[1], device=drafts.device)[None, :]  # [1, G]
     inside = offsets < lengths[:, None]
     index = starts[:, None] + torch.minimum(offsets, lengths[:, None])
@@ -71,6 +77,19 @@ def accept_sampled(
         u_accept: [B, G] float64 in [0, 1).
         u_next: [B] float64 in [0, 1).
     """
+    if uses_triton(logits):
+        from specbench.kernels._triton import accept as twin
+
+        return twin.accept_sampled(
+            logits,
+            log_normaliser,
+            starts=starts,
+            lengths=lengths,
+            drafts=drafts,
+            draft=draft,
+            u_accept=u_accept,
+            u_next=u_next,
+        )
     offsets = torch.arange(drafts.shape[1], device=drafts.device)[None, :]  # [1, G]
     inside = offsets < lengths[:, None]  # [B, G]
     index = starts[:, None] + torch.minimum(offsets, lengths[:, None])  # [B, G]
@@ -94,6 +113,62 @@ def accept_sampled(
         torch.cat(parts) if parts else accepted,
         torch.where(inside, log_p, hidden).float(),
         torch.where(inside, log_q, hidden).float(),
+    )
+
+
+def accept_logits(
+    logits: Tensor,
+    *,
+    temperature: Tensor,
+    top_p: Tensor,
+    top_k: Tensor,
+    any_truncated: bool,
+    any_greedy: bool,
+    starts: Tensor,
+    lengths: Tensor,
+    drafts: Tensor,
+    draft: DraftLogits | None,
+    u_accept: Tensor,
+    u_next: Tensor,
+) -> Acceptance:
+    """`process_logits` on the target's logits [T, V] of any float dtype, then `accept_sampled`; arguments as there.
+
+    A device need not write the processed logits.
+    """
+    if uses_triton(logits):
+        from specbench.kernels._triton import accept as twin
+
+        return twin.accept_logits(
+            logits,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            any_truncated=any_truncated,
+            any_greedy=any_greedy,
+            starts=starts,
+            lengths=lengths,
+            drafts=drafts,
+            draft=draft,
+            u_accept=u_accept,
+            u_next=u_next,
+        )
+    processed, log_normaliser = process_logits(
+        logits,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        any_truncated=any_truncated,
+        any_greedy=any_greedy,
+    )
+    return accept_sampled(
+        processed,
+        log_normaliser,
+        starts=starts,
+        lengths=lengths,
+        drafts=drafts,
+        draft=draft,
+        u_accept=u_accept,
+        u_next=u_next,
     )
 
 

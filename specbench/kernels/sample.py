@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specbench.kernels.dispatch import uses_triton
+
 
 def sample(logits: Tensor, log_normaliser: Tensor, u: Tensor) -> Tensor:
     """Draw from p = exp(logits - log_normaliser), row by row.
@@ -20,6 +22,10 @@ def sample(logits: Tensor, log_normaliser: Tensor, u: Tensor) -> Tensor:
     Returns:
         [N] int64.
     """
+    if uses_triton(logits):
+        from specbench.kernels._triton import sample as twin
+
+        return twin.sample(logits, log_normaliser, u)
     weights = (logits.to(torch.float64) - log_normaliser[:, None].to(torch.float64)).exp_()
     return sample_weights(weights, u)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specbench.kernels.dispatch import uses_triton
+
 _BLOCK = 256
 
 
@@ -20,6 +22,10 @@ def top_two(logits: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         ([N] int64, [N] float32 gap; 0 for a tie, inf where only one entry is finite).
     """
+    if uses_triton(logits):
+        from specbench.kernels._triton import top as twin
+
+        return twin.top_two(logits)
     num_rows, width = logits.shape
     whole = width // _BLOCK * _BLOCK
     peaks = logits[:, :whole].view(num_rows, whole // _BLOCK, _BLOCK).amax(dim=-1)  # [N, blocks]

@@ -1,12 +1,11 @@
 """Logits to a distribution in three passes over the vocabulary, and a few more for rows that truncate; no sort.
 
-What temperature, top-k and top-p leave of a row is told by three numbers (`Cut`): a token stays when its scaled logit is
-above the threshold, or equal to it and at an index up to ``last``. The thresholds are found by narrowing an interval of
-the float numbers themselves, ordered as integers, by four in each pass: exact for any input, whatever its scale.
+What temperature, top-k and top-p leave of a row is told by two numbers: a token stays when its scaled logit is above
+the threshold, or equal to it and at an index up to ``last`` (`Cut`).
 
 Where this differs from the definition: probabilities are summed in float64 and compared unrounded, where the definition
 compares float32 sums. The token at which top-p is reached may be a neighbour in rank when the sum up to it is within a
-float32 rounding of top-p. Ties with the k-th value all stay, and ties at the end of top-p are kept by lowest index, alike.
+float32 rounding of top-p. Ties with the k-th value all stay, and of ties where top-p ends the lowest indices, as there.
 """
 
 from __future__ import annotations
