@@ -16,7 +16,7 @@ from tests.gpu.context import Context
 from tests.gpu.driver import CONFIGURATION_ERROR
 from tests.gpu.findings import Findings
 from tests.gpu.scales import DRY, FULL
-from tests.gpu.sections import budget
+from tests.gpu.sections import budgets
 
 DEVICE_LOST = 3
 _LEAST_S = 3.0  # a section is not begun with less
@@ -35,21 +35,23 @@ def main(words: list[str]) -> int:
         return CONFIGURATION_ERROR
     end = time.monotonic() + given.left
     context = Context(DRY if given.dry else FULL, state=given.state)
-    for name in given.only.split(","):
-        if not _section(name, context, left_s=end - time.monotonic()):
+    names = given.only.split(",")
+    for index, name in enumerate(names):
+        left_s = end - time.monotonic()
+        seconds = budgets(names[index:], dry=given.dry, left_s=left_s)[name]
+        if not _section(name, context, left_s=left_s, seconds=seconds):
             return DEVICE_LOST
     return 0
 
 
-def _section(name: str, context: Context, *, left_s: float) -> bool:
-    """Run one; False when the device no longer answers."""
+def _section(name: str, context: Context, *, left_s: float, seconds: float) -> bool:
+    """Run one within ``seconds``; False when the device no longer answers."""
     found = Findings()
     if left_s < _LEAST_S and not context.scale.dry:
         error = "not run: no time is left in the whole run"
-        findings.write(context.state, name, status="failed", seconds=0.0, found=found, error=error)
+        findings.write(context.state, name, status="failed", seconds=0.0, budget_s=0.0, found=found, error=error)
         return True
-    (context.state / "current").write_text(name, encoding="utf-8")
-    seconds = min(budget(name, dry=context.scale.dry), left_s)
+    (context.state / "current").write_text(f"{name} {seconds:.1f}", encoding="utf-8")
     print(f"{name}: at most {seconds:.0f} s", flush=True)
     started, error = time.monotonic(), None
     context.begin(name, found, seconds=seconds)
@@ -61,7 +63,7 @@ def _section(name: str, context: Context, *, left_s: float) -> bool:
     alive = context.release()
     status = "ok" if error is None else "failed"
     spent = time.monotonic() - started
-    findings.write(context.state, name, status=status, seconds=spent, found=found, error=error)
+    findings.write(context.state, name, status=status, seconds=spent, budget_s=seconds, found=found, error=error)
     (context.state / "current").unlink(missing_ok=True)
     print(f"{name}: {status} after {spent:.1f} s", flush=True)
     return alive

@@ -39,7 +39,8 @@ class Context:
     def flush(self) -> None:
         """Write what the section has found so far."""
         spent = self.budget.seconds - self.budget.left()
-        findings.write(self.state, self._name, status="running", seconds=spent, found=self._found)
+        findings.write(self.state, self._name, status="running", seconds=spent, budget_s=self.budget.seconds,
+                       found=self._found)  # fmt: skip
 
     @property
     def device(self) -> torch.device:

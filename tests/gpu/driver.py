@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu import findings, report, wheels
-from tests.gpu.sections import DRY_END_S, DRY_TOTAL_S, GRACE_S, SECTIONS, TOTAL_S, budget
+from tests.gpu.sections import DRY_END_S, DRY_TOTAL_S, GRACE_S, SECTIONS, TOTAL_S
 
 ARCHIVE_BYTES = 14 * 2**20  # a file of results stays under 16 MB
 MAX_ARCHIVES = 5  # beside the results, the report and the table: at most eight files
@@ -35,15 +35,11 @@ class Check:
     out: Path
     state: Path
     dry: bool
+    total_s: float = 0.0  # for everything
     started_s: float = field(default_factory=time.monotonic)
     environment: dict[str, str] = field(default_factory=dict)
     refused: bool = False  # the child said that this machine or request will not do
     _seen: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        """Seconds for everything."""
-        return DRY_TOTAL_S if self.dry else TOTAL_S
 
     def spent_s(self) -> float:
         """Seconds since the run began."""
@@ -52,7 +48,7 @@ class Check:
     @property
     def end_s(self) -> float:
         """Seconds after which what still runs is ended."""
-        return DRY_END_S if self.dry else TOTAL_S + GRACE_S
+        return DRY_END_S if self.dry else self.total_s + GRACE_S
 
     # ------------------------------------------------------------------------------------------ running
 
@@ -87,25 +83,25 @@ class Check:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> str | None:
         """Wait for the child, writing results as they come; why it was ended, None where it ended by itself."""
-        current, since = "", time.monotonic()
+        current, since, patience = "", time.monotonic(), self._patience_s(None)
         while process.poll() is None:
             time.sleep(_POLL_S)
-            now, name = time.monotonic(), _current(self.state)
+            now, (name, seconds) = time.monotonic(), _current(self.state)
             if name != current:
-                current, since = name, now
+                current, since, patience = name, now, self._patience_s(seconds)
             if self._changed():
                 self.write()
             if self.spent_s() > self.end_s:
                 _end(process)
                 return f"ended: the whole run took {self.spent_s():.0f} s"
-            if now - since > self._patience_s(current):
+            if now - since > patience:
                 _end(process)
                 return f"ended: it had not come to an end after {now - since:.0f} s"
         return None
 
     def _settle(self, waiting: list[str], reason: str) -> list[str]:
         """Mark what the ended child left unfinished; the sections that are still to be run."""
-        current = _current(self.state)
+        current, _ = _current(self.state)
         rest = [name for name in waiting if not self._finished(name)]
         if rest and (current in rest or len(rest) == len(waiting)):  # it died in a section, or before the first
             blamed = current if current in rest else rest[0]
@@ -117,11 +113,11 @@ class Check:
             self._fail(name, f"not run: {self.spent_s():.0f} s were spent before", None)
         return []
 
-    def _patience_s(self, name: str) -> float:
-        """How long a section, or without a name the start of the child, may go on."""
+    def _patience_s(self, seconds: float | None) -> float:
+        """How long a section of this budget, or without one the start of the child, may go on."""
         if self.dry:
             return self.end_s
-        return 1.5 * budget(name, dry=False) + GRACE_S if name else 60.0
+        return 60.0 if seconds is None else 1.5 * seconds + GRACE_S
 
     def _finished(self, name: str) -> bool:
         found = findings.read(self.state, name)
@@ -145,7 +141,7 @@ class Check:
         for name in self.names:
             found = findings.read(self.state, name)
             if found is not None:
-                sections.append({**found, "about": about[name], "budget_s": budget(name, dry=self.dry)})
+                sections.append({**found, "about": about[name]})
         seconds = round(time.monotonic() - self.started_s, 1)
         return {
             "format": "specbench-gpu-check",
@@ -201,14 +197,18 @@ def _replace(path: Path, data: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _current(state: Path) -> str:
-    path = state / "current"
-    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+def _current(state: Path) -> tuple[str, float | None]:
+    """The section under way and its budget; no name between sections."""
+    try:
+        name, seconds = (state / "current").read_text(encoding="utf-8").split()
+    except (OSError, ValueError):  # there is none, or it is being written
+        return "", None
+    return name, float(seconds)
 
 
 def _empty(name: str) -> dict[str, Any]:
-    return {"name": name, "status": "failed", "seconds": 0.0, "error": None, "tables": [], "aims": [], "notes": [],
-            "cut": [], "facts": {}}  # fmt: skip
+    head = {"name": name, "status": "failed", "seconds": 0.0, "budget_s": 0.0, "error": None}
+    return {**head, "tables": [], "aims": [], "notes": [], "cut": [], "facts": {}}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -220,8 +220,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def main(names: tuple[str, ...], *, out: Path, dry: bool, wheel_folder: Path | None) -> int:
+def main(
+    names: tuple[str, ...], *, out: Path, dry: bool, wheel_folder: Path | None, seconds: float | None = None
+) -> int:
     """Install the wheels where there are any, run the sections, say where the results lie."""
+    total_s = seconds or (DRY_TOTAL_S if dry else TOTAL_S)
+    started_s = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
     for old in (*out.glob("records-*.zip"), out / "results.json", out / "report.md"):
         old.unlink(missing_ok=True)
@@ -233,7 +237,7 @@ def main(names: tuple[str, ...], *, out: Path, dry: bool, wheel_folder: Path | N
             return CONFIGURATION_ERROR
         state = Path(held) / "state"
         state.mkdir()
-        code = Check(names, out, state, dry, environment=environment).run()
+        code = Check(names, out, state, dry, total_s, started_s, environment).run()
     if code != CONFIGURATION_ERROR:
         print(f"\n{(out / 'report.md').read_text(encoding='utf-8')}\nresults: {out}", flush=True)
     return code

@@ -12,7 +12,7 @@ from tests.gpu.acceptance import paper_rates
 from tests.gpu.context import Context
 from tests.gpu.models import random_drafter
 from tests.gpu.scales import TargetShape
-from tests.gpu.seating import rounds_held, seat
+from tests.gpu.seating import Bench, rounds_held, seat
 
 
 def seated(
@@ -21,21 +21,23 @@ def seated(
     method: str,
     *,
     k: int,
-    rows: int,
+    batches: tuple[int, ...],
     cached: int,
-    graphs: bool = False,
+    graphs: bool = True,
     sampling: Sampling | None = None,
-) -> Engine:
-    """``rows`` rows with ``cached`` tokens each, drafting ``k`` a round with the paper's acceptance.
+) -> Bench:
+    """As many rows as the largest of ``batches``, with ``cached`` tokens each, drafting ``k`` a round.
 
-    ``graphs``: padded steps of exactly these sizes, captured on a GPU.
+    The paper's acceptance is forced. ``graphs``: steps can be padded to exactly these batches, captured on a GPU.
     """
     scale, target = context.scale, context.target(shape)
+    rows = max(batches)
     longest = cached + rounds_held(warmup=scale.warmup, repeats=scale.repeats, k=k)
     view = replace(target.view(max_rows=rows + int(graphs), max_context=longest), stop_ids=frozenset())
     settings = None
     if graphs:
-        settings = GraphSettings(rows=(rows,), lengths=(longest,), recorder=settings_for(scale.device).recorder)
+        recorder = settings_for(scale.device).recorder
+        settings = GraphSettings(rows=tuple(sorted(batches)), lengths=(longest,), recorder=recorder)
     engine = Engine(
         target,
         random_drafter(method, k=k, shape=shape, scale=scale, target=view),
@@ -47,13 +49,4 @@ def seated(
         graphs=settings,
     )
     seat(engine, rows=rows, context=cached, sampling=sampling)
-    return engine
-
-
-def not_padded(engine: Engine) -> str | None:
-    """Why rounds of an engine that was to use graphs did not, or in part; None where all of it did."""
-    assert engine.padded is not None, "the engine was made with graphs"
-    facts = engine.padded.facts()
-    reasons = [f"{name}: {count} steps" for name, count in facts["plain_steps"].items()]
-    reasons += [f"{stage} was not captured: {why}" for stage, why in facts.get("not_captured", {}).items()]
-    return "; ".join(reasons) or None
+    return Bench(engine, cached=cached)

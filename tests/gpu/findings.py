@@ -57,12 +57,22 @@ class Findings:
         self.aims.append(Aim(name, value, limit, unit, value <= limit if judged else None))
 
 
-def write(folder: Path, name: str, *, status: str, seconds: float, found: Findings, error: str | None = None) -> None:
+def write(
+    folder: Path,
+    name: str,
+    *,
+    status: str,
+    seconds: float,
+    budget_s: float,
+    found: Findings,
+    error: str | None = None,
+) -> None:
     """Write a section's results whole: readers see the file before or the file after.
 
     ``status``: "running" (what there is so far), "ok" or "failed" with the ``error``.
     """
-    document = {"name": name, "status": status, "seconds": round(seconds, 2), "error": error, **asdict(found)}
+    head = {"name": name, "status": status, "seconds": round(seconds, 2), "budget_s": round(budget_s, 2)}
+    document = {**head, "error": error, **asdict(found)}
     text = json.dumps(document, indent=1, allow_nan=False, default=str)
     temporary = folder / f".{name}.tmp"
     temporary.write_text(text + "\n", encoding="utf-8")

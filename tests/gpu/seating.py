@@ -6,7 +6,6 @@ next costs the same whatever they hold. The drafter is told of the context throu
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,14 +23,14 @@ _FEATURE_BYTES = 2**31  # random features made at a time
 
 def seat(engine: Engine, *, rows: int, context: int, sampling: Sampling | None = None) -> None:
     """Fill ``rows`` slots with requests that have ``context`` cached tokens and decode until they are ended."""
-    noise = random.Random(0)
-    vocab = engine.lm.vocab_size
+    noise = torch.Generator().manual_seed(0)
+    ids = torch.randint(engine.lm.vocab_size, (context + rows,), generator=noise).tolist()
     for number in range(rows):
         engine.submit(
             Request(
                 id=f"row-{number}",
                 number=number,
-                prompt_ids=tuple(noise.randrange(vocab) for _ in range(context)),
+                prompt_ids=tuple(ids[:context]),  # only its length is read
                 max_new_tokens=engine.max_context - context,
                 sampling=sampling or Sampling(),
                 seed=0,
@@ -46,7 +45,7 @@ def seat(engine: Engine, *, rows: int, context: int, sampling: Sampling | None =
         assert pages is not None, "the pool was sized for these rows"
         sequence.slot = engine.scheduler._free_slots.pop()
         sequence.pages, sequence.computed, sequence.admission = pages, context, number
-        sequence.output, sequence.first_token = [noise.randrange(vocab)], 1
+        sequence.output, sequence.first_token = [ids[context + number]], 1
         sequence.token_times_s, sequence.admitted_s = [0.0], 0.0
         engine.scheduler.running.append(sequence)
     fill(engine.pool)
@@ -80,7 +79,7 @@ def _tell(engine: Engine, *, rows: int, context: int) -> None:
     engine.drafter.begin(rows_of(sequences))
     for first in range(0, rows, each):
         some = sequences[first : first + each]
-        hidden = torch.randn(len(some) * context, width, device=lm.device).to(lm.dtype)
+        hidden = torch.randn(len(some) * context, width, device=lm.device, dtype=lm.dtype)
         tokens = torch.randint(lm.vocab_size, (len(some) * context,), device=lm.device)
         bounds = tuple(range(0, len(some) * context + 1, context))
         engine.drafter.prefill(
@@ -101,6 +100,36 @@ def _tell(engine: Engine, *, rows: int, context: int) -> None:
 def rounds_held(*, warmup: int, repeats: int, k: int) -> int:
     """Output tokens that ``warmup`` + ``repeats`` rounds may take, with room for a last one at full length."""
     return (warmup + repeats + 2) * (k + 1) + 1
+
+
+class Bench:
+    """A seated engine of which any number of rows can be put to work, each time from the same context on."""
+
+    def __init__(self, engine: Engine, *, cached: int) -> None:
+        self.engine, self._cached = engine, cached
+        self._sequences = list(engine.scheduler.running)
+        self._padded = engine.padded
+
+    def use(self, rows: int, *, graphs: bool) -> None:
+        """The first ``rows`` rows, set back to their cached context; ``graphs`` False: rounds as they are, unpadded.
+
+        What the rounds before left behind the context is never read: keys, values and drafter states are bounded by a
+        row's own length.
+        """
+        assert not graphs or self._padded is not None, "the engine was made without graphs"
+        self.engine.padded = self._padded if graphs else None
+        self.engine.scheduler.running[:] = self._sequences[:rows]
+        for sequence in self.engine.scheduler.running:
+            sequence.computed = self._cached
+            del sequence.output[1:]
+
+    def not_padded(self) -> str | None:
+        """Why rounds that were to be padded were not, or not captured; None where all of them were."""
+        assert self._padded is not None, "the engine was made with graphs"
+        facts = self._padded.facts()
+        reasons = [f"{name}: {count} steps" for name, count in facts["plain_steps"].items()]
+        reasons += [f"{stage} was not captured: {why}" for stage, why in facts.get("not_captured", {}).items()]
+        return "; ".join(reasons) or None
 
 
 def rounds(engine: Engine, *, warmup: int, repeats: int, budget: Budget, least: int = 3) -> list[StepTrace]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.gpu.context import Context
-from tests.gpu.engines import not_padded, seated
+from tests.gpu.engines import seated
 from tests.gpu.findings import Findings, Table
 from tests.gpu.models import METHODS
 from tests.gpu.roofline import forward_work
@@ -15,72 +14,55 @@ from tests.gpu.seating import Split, rounds
 from tests.gpu.section_sps import RATIO
 from tests.gpu.timing import Budget
 
-_COLUMNS = ("target", "method", "k", "batch", "context", "loop", "T_draft ms", "T_schedule ms", "T_verify ms",
+_COLUMNS = ("target", "method", "k", "context", "batch", "loop", "T_draft ms", "T_schedule ms", "T_verify ms",
             "T_accept ms", "T_other ms", "round ms", "spread %", "floor ms", "T_verify / floor")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One contestant at one load."""
+class Group:
+    """Rounds that one engine can show: a contestant at one context, any batch."""
 
     shape: TargetShape
     method: str
     k: int
-    rows: int
     cached: int
-    graphs: bool
 
 
-def points(context: Context) -> Iterator[Point]:
-    """From the most to the least wanted: what the aims speak of, then every method, then the second target."""
-    scale = context.scale
-    first, *others = scale.targets
-    short, *longer = scale.contexts
-    low, high = scale.aimed_rows
-    aimed = [rows for rows in scale.batches if low <= rows <= high]
-    beyond = [rows for rows in scale.batches if rows not in aimed]
-    k, *wider = scale.blocks
-
-    def all_methods(shape: TargetShape, length: int, cached: int, batches: list[int]) -> Iterator[Point]:
-        for rows in batches:
-            for method in METHODS:
-                for graphs in (True, False):
-                    yield Point(shape, method, length, rows, cached, graphs)
-
-    made = [
-        *(Point(first, "dspark", k, rows, cached, True) for cached in scale.contexts for rows in aimed),
-        *all_methods(first, k, short, [scale.batches[0], *beyond[:1]]),
-        *(point for cached in longer for point in all_methods(first, k, cached, beyond[:1])),
-        *(point for length in wider for point in all_methods(first, length, short, [scale.batches[0], *beyond[:1]])),
-        *(Point(shape, "dspark", k, rows, cached, True)
-          for shape in others for cached in scale.contexts for rows in [*aimed[:3], *beyond[:1]]),
-        *(point for shape in others for point in all_methods(shape, k, short, [scale.batches[0], *beyond[:1]])),
-        *(point for cached in scale.contexts for point in all_methods(first, k, cached, [*aimed, *beyond])),
-        *(point for length in wider for cached in scale.contexts
-          for point in all_methods(first, length, cached, [*aimed, *beyond])),
-    ]  # fmt: skip
-    yield from dict.fromkeys(made)
+def groups(context: Context, shape: TargetShape) -> list[Group]:
+    """From the most to the least wanted: DSpark at every context, all methods at the first, longer blocks, the rest."""
+    (short, *_), (k, *longer) = context.scale.contexts, context.scale.blocks
+    others = [method for method in METHODS if method != "dspark"]
+    first = [Group(shape, "dspark", k, cached) for cached in context.scale.contexts]
+    first += [Group(shape, method, k, short) for method in others]
+    first += [Group(shape, method, length, short) for length in longer for method in ("dspark", *others)]
+    rest = [
+        Group(shape, method, length, cached)
+        for cached in context.scale.contexts
+        for length in context.scale.blocks
+        for method in ("dspark", *others)
+    ]
+    return list(dict.fromkeys([*first, *rest]))
 
 
 def run(context: Context, found: Findings) -> None:
-    """Point after point until the budget is spent; results are kept as they come."""
+    """Two thirds of the time for the first target, the rest for the others."""
+    shapes = context.scale.targets
     table = found.table("Rounds of real shapes, random weights, acceptance from the paper", *_COLUMNS)
-    wanted = list(points(context))
     worst: dict[tuple[str, int], float] = {}
     refused: dict[str, None] = {}
-    for index, point in enumerate(wanted):
-        if index and context.budget.left() <= 0:
-            found.cut.append(f"{len(wanted) - index} of {len(wanted)} points, the least wanted ones")
-            break
-        ratio = _measure(context, table, point, refused, budget=context.budget.share(0.25))
-        low, high = context.scale.aimed_rows
-        if ratio is not None and point.graphs and low <= point.rows <= high:
-            key = (point.shape.name, point.cached)
-            worst[key] = max(worst.get(key, 0.0), ratio)
-        if index % 8 == 7:
+    for index, shape in enumerate(shapes):
+        part = context.budget.share(2 / 3 if index + 1 < len(shapes) else 1.0)
+        wanted = groups(context, shape)
+        for done, group in enumerate(wanted):
+            if done and part.left() <= 0:
+                found.cut.append(f"{shape.name}: {len(wanted) - done} of {len(wanted)} groups, the least wanted ones")
+                break
+            _group(context, table, group, worst, refused, budget=part)
+            context.free()
             context.flush()
+    low, high = context.scale.aimed_rows
     for (name, cached), ratio in worst.items():
-        found.aim(f"{name}, context {cached}: T_verify over roofline, worst measured of batch 1 to 32", ratio,
+        found.aim(f"{name}, context {cached}: T_verify over roofline, worst measured of batch {low} to {high}", ratio,
                   limit=RATIO, unit="times", judged=context.scale.cuda)  # fmt: skip
     found.notes += [
         "Floor: the larger of bytes over the measured copy bandwidth and operations over the measured matrix rate.",
@@ -89,27 +71,43 @@ def run(context: Context, found: Findings) -> None:
     ]
 
 
-def _measure(context: Context, table: Table, point: Point, refused: dict[str, None], *, budget: Budget) -> float | None:
-    """One point; T_verify over the floor, None where the loop that was asked for was not used."""
-    scale, shape = context.scale, point.shape
-    engine = seated(context, shape, point.method, k=point.k, rows=point.rows, cached=point.cached, graphs=point.graphs)
-    split = Split.of(rounds(engine, warmup=scale.warmup, repeats=scale.repeats, budget=budget))
-    reason = not_padded(engine) if point.graphs else None
-    del engine
-    if reason is not None:
-        refused[f"{point.method}: {reason}"] = None
-        return None
-    work = forward_work(
-        shape,
-        rows=point.rows,
-        tokens_per_row=point.k + 1,
-        context=point.cached,
-        itemsize=scale.dtype.itemsize,
-    )
+def _group(
+    context: Context,
+    table: Table,
+    group: Group,
+    worst: dict[tuple[str, int], float],
+    refused: dict[str, None],
+    *,
+    budget: Budget,
+) -> None:
+    """Every batch with graphs; the largest, the smallest and the one between also without."""
+    scale = context.scale
+    bench = seated(context, group.shape, group.method, k=group.k, batches=scale.batches, cached=group.cached)
+    plain = scale.batches[:3]
+    for rows in scale.batches:
+        for graphs in (True, False) if rows in plain else (True,):
+            if budget.left() <= 0 and rows != scale.batches[0]:
+                continue
+            bench.use(rows, graphs=graphs)
+            split = Split.of(rounds(bench.engine, warmup=scale.warmup, repeats=scale.repeats, budget=budget.share(0.2)))
+            reason = bench.not_padded() if graphs else None
+            if reason is not None:
+                refused[f"{group.method}: {reason}"] = None
+                continue
+            ratio = _add(context, table, group, rows, split, graphs=graphs)
+            low, high = scale.aimed_rows
+            if graphs and low <= rows <= high:
+                key = (group.shape.name, group.cached)
+                worst[key] = max(worst.get(key, 0.0), ratio)
+
+
+def _add(context: Context, table: Table, group: Group, rows: int, split: Split, *, graphs: bool) -> float:
+    """One row; T_verify over the floor."""
+    itemsize = context.scale.dtype.itemsize
+    work = forward_work(group.shape, rows=rows, tokens_per_row=group.k + 1, context=group.cached, itemsize=itemsize)
     floor_s = context.ceilings().floor_s(bytes_moved=work.bytes_moved, operations=work.operations)
     ratio = split.verify.median_s / floor_s
     phases = [timing.median_ms for timing in split]
-    loop = "graphs" if point.graphs else "plain"
-    table.add(shape.name, point.method, point.k, point.rows, point.cached, loop, *phases,
+    table.add(group.shape.name, group.method, group.k, group.cached, rows, "graphs" if graphs else "plain", *phases,
               100 * split.whole.spread, 1e3 * floor_s, ratio)  # fmt: skip
     return ratio

@@ -8,7 +8,7 @@ import torch
 
 from specbench.engine.engine import Engine
 from tests.gpu.context import Context
-from tests.gpu.engines import not_padded, seated
+from tests.gpu.engines import seated
 from tests.gpu.findings import Findings
 from tests.gpu.seating import Split, rounds
 from tests.gpu.timing import Budget, wait
@@ -24,20 +24,22 @@ def run(context: Context, found: Findings) -> None:
                         "batch", "loop", "round ms", "spread %", "T_draft ms", "T_verify ms", "other phases ms",
                         "kernels ms", "outside kernels %")  # fmt: skip
     worst: dict[bool, float] = {}
-    cases = [(rows, graphs) for rows in scale.batches[:4] for graphs in (True, False)]
+    batches = scale.batches[:4]
+    bench = seated(context, shape, "dspark", k=k, batches=batches, cached=scale.contexts[0])
+    cases = [(rows, graphs) for rows in batches for graphs in (True, False)]
     for index, (rows, graphs) in enumerate(cases):
         if index and context.budget.left() <= 0:
             found.cut.append(f"{len(cases) - index} of {len(cases)} cases")
             break
         part = context.budget.share(1 / (len(cases) - index))
-        engine = seated(context, shape, "dspark", k=k, rows=rows, cached=scale.contexts[0], graphs=graphs)
-        plain_rounds = max(3, scale.repeats - _PROFILED)
-        split = Split.of(rounds(engine, warmup=scale.warmup, repeats=plain_rounds, budget=part))
-        reason = not_padded(engine) if graphs else None
+        bench.use(rows, graphs=graphs)
+        timed_rounds = max(3, scale.repeats - _PROFILED)
+        split = Split.of(rounds(bench.engine, warmup=scale.warmup, repeats=timed_rounds, budget=part))
+        reason = bench.not_padded() if graphs else None
         if reason is not None:
             found.notes.append(f"graphs were not used: {reason}")
             continue
-        busy_s = _kernel_seconds(engine) if scale.cuda else None
+        busy_s = _kernel_seconds(bench.engine) if scale.cuda else None
         outside = None if busy_s is None else 100 * max(0.0, 1 - busy_s / split.whole.median_s)
         if outside is not None:
             worst[graphs] = max(worst.get(graphs, 0.0), outside)
@@ -45,7 +47,6 @@ def run(context: Context, found: Findings) -> None:
         table.add(rows, "graphs" if graphs else "plain", split.whole.median_ms, 100 * split.whole.spread,
                   split.draft.median_ms, split.verify.median_ms, rest,
                   None if busy_s is None else 1e3 * busy_s, outside)  # fmt: skip
-        del engine
         context.flush()
     if True in worst:
         found.aim("a round's time outside kernels, worst case", worst[True], limit=OUTSIDE, unit="%", judged=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from specbench.engine.engine import Engine
 from specbench.types import Sampling, StepTrace
 from tests.gpu.context import Context
-from tests.gpu.engines import not_padded, seated
+from tests.gpu.engines import seated
 from tests.gpu.findings import Findings, Table
 from tests.gpu.scales import TargetShape
 from tests.gpu.seating import Split, rounds
@@ -94,7 +94,9 @@ def _by_turns(
 ) -> tuple[list[StepTrace], list[StepTrace]]:
     """One engine whose rounds take turns with and without heads, so that both see the same clocks."""
     scale, k = context.scale, context.scale.blocks[0]
-    engine = seated(context, shape, "dspark", k=k, rows=scale.head_rows, cached=cached, sampling=sampling)
+    rows = scale.head_rows
+    bench = seated(context, shape, "dspark", k=k, batches=(rows,), cached=cached, graphs=False, sampling=sampling)
+    engine = bench.engine
     full: list[StepTrace] = []
     bare: list[StepTrace] = []
     each = max(2, scale.repeats // (2 * _TURNS))
@@ -115,17 +117,13 @@ def _captured(
     scale, k = context.scale, context.scale.blocks[0]
     both: list[list[StepTrace]] = []
     for bare in (False, True):
-        engine = seated(
-            context, shape, "dspark", k=k, rows=scale.head_rows, cached=cached, graphs=True, sampling=sampling
-        )
-        part = budget.share(0.5)
-        if bare:
-            with without_heads(engine):
-                both.append(rounds(engine, warmup=scale.warmup, repeats=scale.repeats, budget=part))
-        else:
+        rows = scale.head_rows
+        bench = seated(context, shape, "dspark", k=k, batches=(rows,), cached=cached, sampling=sampling)
+        engine, part = bench.engine, budget.share(0.5)
+        with without_heads(engine) if bare else nullcontext():
             both.append(rounds(engine, warmup=scale.warmup, repeats=scale.repeats, budget=part))
-        reason = not_padded(engine)
-        del engine
+        reason = bench.not_padded()
+        del bench, engine
         context.free()
         if reason is not None:
             found.notes.append(f"graphs were not used for dspark: {reason}")

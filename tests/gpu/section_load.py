@@ -18,6 +18,10 @@ _COLUMNS = ("users", "method", "throughput tok/s", "tok/s/user", "tau", "tokens 
             "T_verify ms", "round ms", "record")  # fmt: skip
 
 
+_MAIN = 4
+"""Contestants that are measured at every load before any other is, and at the first load whatever it takes."""
+
+
 def arms(draft_length: int) -> tuple[Arm, ...]:
     """Plain decoding, the paper's production baseline of one draft, and the block drafters at the paper's length."""
     return (
@@ -39,10 +43,11 @@ def run(context: Context, found: Findings) -> None:
     table = found.table(
         f"{shape.name}, T = {TEMPERATURE:g}, {scale.load_new_tokens} new tokens, closed loop", *_COLUMNS
     )
-    cells = [(rows, arm) for rows in scale.loads for arm in arms(length)]
+    main, others = arms(length)[:_MAIN], arms(length)[_MAIN:]
+    cells = [(rows, arm) for chosen in (main, others) for rows in scale.loads for arm in chosen]
     session = None
     for index, (rows, arm) in enumerate(cells):
-        if index and context.budget.left() <= 0:
+        if index >= _MAIN and context.budget.left() <= 0:
             found.cut.append(f"{len(cells) - index} of {len(cells)} cells, the least wanted loads")
             break
         if session is None or session.spec.concurrency != rows:

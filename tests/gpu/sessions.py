@@ -61,10 +61,10 @@ def prompts(count: int, *, chars: int) -> tuple[Prompt, ...]:
 
 
 def open_random_session(context: Context, shape: TargetShape, *, rows: int) -> Session:
-    """A closed loop of ``rows`` users on a random target; three requests a user, so that a steady window is left."""
+    """A closed loop of ``rows`` users on a random target; two requests a user, so that a steady window is left."""
     scale, target = context.scale, context.target(shape)
     tokenizer = tiny_tokenizer()
-    wanted = prompts(3 * rows, chars=scale.load_prompt_chars)
+    wanted = prompts(max(2 * rows, 3), chars=scale.load_prompt_chars)
     spec = RunSpec(
         methods=(MethodSpec(name=BASELINE),),
         target=shape.name,
@@ -76,6 +76,7 @@ def open_random_session(context: Context, shape: TargetShape, *, rows: int) -> S
         concurrency=rows,
         warmup=1,
         device=scale.device.type,
+        graphs=True,
         dtype="bfloat16" if scale.dtype.itemsize == 2 else "float32",
         prefill_chunk=8192,
         out=context.records,
@@ -111,6 +112,7 @@ def open_random_session(context: Context, shape: TargetShape, *, rows: int) -> S
         threads=provenance.default_threads(busy=False),
         notes=resolved.notes,
         rss_before_bytes=0,
+        graphs=True,
     )
 
 
