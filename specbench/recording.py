@@ -18,7 +18,7 @@ from specbench.judging import Judgement
 from specbench.metrics import METRICS_VERSION
 from specbench.metrics._identities import check_identities
 from specbench.records import keys, schema, store
-from specbench.records.schema import AlarmRow, EstimateRow, Failure, Identity, Record, SampleText
+from specbench.records.schema import AlarmRow, EstimateRow, Failure, GradedRow, Identity, Record, SampleText
 from specbench.report.recompute import verdict_row
 from specbench.served_record import served_facts, served_key
 from specbench.session import Session
@@ -57,6 +57,7 @@ class Recorder:
         started_s: float,
         baseline: str | None,
         control: str | None = None,
+        graded: list[GradedRow] | None = None,
     ) -> tuple[Record, bytes]:
         """The record of a measured cell and its rounds' file. Errors: RecordError when an identity is broken.
 
@@ -81,6 +82,7 @@ class Recorder:
             baseline=baseline,
             telemetry=measured.telemetry,
             draft_vocabulary=measured.vocabulary,
+            graded=graded,
         )
         return record, data
 

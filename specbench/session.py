@@ -131,11 +131,26 @@ class TargetShelf:
             torch.cuda.empty_cache()
 
 
-def open_session(spec: RunSpec, *, step: Step = silent_step, shelf: TargetShelf | None = None) -> Session:
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """Prompts that come from elsewhere than the run's tasks. ``tasks`` are their names and versions."""
+
+    prompts: tuple[Prompt, ...]
+    tasks: tuple[tuple[str, str], ...]
+    renderer: Callable[[Any], Renderer]  # from the target's tokenizer
+
+
+def open_session(
+    spec: RunSpec,
+    *,
+    step: Step = silent_step,
+    shelf: TargetShelf | None = None,
+    conversations: Conversations | None = None,
+) -> Session:
     """Load tasks, target and prompts, in the order in which faults are cheapest to find.
 
-    A target on the ``shelf`` is taken from there. Errors: UnknownNameError, TaskError, TargetError, ConfigError,
-    CapacityError.
+    A target on the ``shelf`` is taken from there; ``conversations`` take the place of the run's tasks. Errors:
+    UnknownNameError, TaskError, TargetError, ConfigError, CapacityError.
     """
     shelf = TargetShelf() if shelf is None else shelf
     device = choose_device(spec.device)
@@ -144,11 +159,10 @@ def open_session(spec: RunSpec, *, step: Step = silent_step, shelf: TargetShelf 
     graphs = choose_graphs(spec, device=device)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        tasks = [load_task(name) for name in spec.tasks]
-        conversations = load_options(spec.workload, spec.load).arrange(_conversations(spec, tasks))
+        talks = _of_tasks(spec) if conversations is None else conversations
+        arranged = load_options(spec.workload, spec.load).arrange(talks.prompts)
         resolved, tokenizer = shelf.find(spec, step=step)
-        renderer = Renderer(tokenizer, thinking=spec.thinking)
-        prompts = PromptSet(conversations, renderer, tasks=tuple((t.name, t.version) for t in tasks))
+        prompts = PromptSet(arranged, talks.renderer(tokenizer), tasks=talks.tasks)
         stated = _stated_context(resolved.config)
         if stated is not None:
             prompts.check_fits(context_limit=stated)
@@ -208,6 +222,15 @@ def load_task(name: str) -> Task:
         raise ConfigError("task 'file' stands for your own prompts; give the path, for example --task prompts.jsonl")
     named: Task = registry.load("tasks", name)
     return named
+
+
+def _of_tasks(spec: RunSpec) -> Conversations:
+    tasks = [load_task(name) for name in spec.tasks]
+    return Conversations(
+        prompts=tuple(_conversations(spec, tasks)),
+        tasks=tuple((task.name, task.version) for task in tasks),
+        renderer=lambda tokenizer: Renderer(tokenizer, thinking=spec.thinking),
+    )
 
 
 def _conversations(spec: RunSpec, tasks: Sequence[Task]) -> Sequence[Prompt]:

@@ -15,6 +15,7 @@ from specbench.cli import (
     inspect,
     leaderboard,
     profile,
+    quality,
     recommend,
     records,
     report,
@@ -48,6 +49,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(compare.compare)
 app.command("frontier")(frontier.frontier)
 app.command("sla")(sla.sla)
+app.command("quality")(quality.quality)
 app.command("recommend")(recommend.recommend)
 app.command("simulate")(simulate.simulate)
 app.command("verdicts")(verdicts.verdicts)

@@ -20,7 +20,7 @@ from specbench.types import Estimate
 SCHEMA_VERSION = 2
 HISTORY = {
     1: "the first: one JSON document a cell, rounds in a parquet file beside it",
-    2: "telemetry and draft_vocabulary, each absent where there is nothing to say; records of 1 are read as they are",
+    2: "telemetry, draft_vocabulary and graded, each absent where there is none; records of 1 are read as they are",
 }
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -201,7 +201,16 @@ class DraftVocabulary(_Strict):
         return self.inside / self.committed if self.committed else None
 
 
-ADDED = ("telemetry", "draft_vocabulary")  # since version 1: left out of the document where there is none
+class GradedRow(_Strict):
+    """What a grader gave each item of a task. ``filter`` names how the answer was read, ``scores`` go by item."""
+
+    task: str
+    metric: str
+    filter: str
+    scores: Annotated[dict[str, Finite], Field(min_length=1)]
+
+
+ADDED = ("telemetry", "draft_vocabulary", "graded")  # since version 1: left out of the document where there is none
 
 
 class Record(_Strict):
@@ -233,6 +242,7 @@ class Record(_Strict):
     error: Failure | None = None
     telemetry: Telemetry | None = None
     draft_vocabulary: DraftVocabulary | None = None
+    graded: list[GradedRow] | None = None
 
     @model_serializer(mode="wrap")
     def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:

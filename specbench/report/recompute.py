@@ -10,11 +10,11 @@ from specbench.errors import RecordError
 from specbench.metrics import METRICS_VERSION
 from specbench.metrics._all import compute_all
 from specbench.metrics._identities import check_identities
-from specbench.metrics._recorded import recorded_estimates
+from specbench.metrics._recorded import graded_estimates, recorded_estimates
 from specbench.metrics.alarms import find_alarms
 from specbench.metrics.losslessness import Losslessness, verdict
 from specbench.records import store
-from specbench.records.schema import DifferenceRow, Record, VerdictRow
+from specbench.records.schema import DifferenceRow, GradedRow, Record, VerdictRow
 from specbench.types import Estimate, RunTrace
 
 RELATIVE_TOLERANCE = 1e-9  # sums of times may round differently on another machine
@@ -67,7 +67,13 @@ def recompute(folder: Path, run_id: str) -> list[Estimate]:
 def _computed(folder: Path, record: Record, trace: RunTrace) -> list[Estimate]:
     """From the rounds, the baseline's rounds, and the blocks of the record itself."""
     recorded = recorded_estimates(trace, telemetry=record.telemetry, vocabulary=record.draft_vocabulary)
-    return [*compute_all(trace, baseline=_other(folder, record.baseline)), *recorded]
+    graded = graded_estimates(record.graded or [], control=_graded(folder, record.baseline))
+    return [*compute_all(trace, baseline=_other(folder, record.baseline)), *recorded, *graded]
+
+
+def _graded(folder: Path, run_id: str | None) -> list[GradedRow]:
+    """What the grader gave the answers of the run that a record was compared with."""
+    return [] if run_id is None else store.read(store.find(folder, run_id)).graded or []
 
 
 def _same_definitions(record: Record) -> None:
