@@ -52,6 +52,19 @@ class MarkovHead(nn.Module):
         bias: Tensor = self.markov_w2(low)
         return bias, state
 
+    def factor(
+        self, hidden: Tensor, previous: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The rows [B, r] that W2 is multiplied with at one position, as a table and an index into it.
+
+        The index is None where the table holds exactly these rows; last comes the state for the next position.
+        ``hidden`` [B, d] and ``previous`` [B] as of `step` and `embed`.
+        """
+        if self.kind == "vanilla":
+            return self.markov_w1.weight, previous, None
+        low, state = self._low(hidden, self.embed(previous), state)
+        return low, None, state
+
     def _low(self, hidden: Tensor, embedded: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if self.kind == "vanilla":
             return embedded, None

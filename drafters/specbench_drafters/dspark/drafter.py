@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.drafting.heads import MarkovHead
-from specbench.drafting.sampling import join
+from specbench.kernels.markov import kept_for, markov_step
 from specbench.types import DraftLogits, Proposal, Rows
 from specbench_drafters._block import BlockDrafter
 from specbench_drafters.formats.record import DraftKind
@@ -40,15 +40,25 @@ class DSpark(BlockDrafter):
     def _sequential(
         self, rows: Rows, markov: MarkovHead, hidden: Tensor, base: Tensor, uniforms: Tensor | None
     ) -> tuple[Tensor, DraftLogits | None]:
+        kept = None if uniforms is None else kept_for(base, id_map=self.id_map, width=self.width)
         previous, state = rows.last_token, markov.start(hidden[:, 0])
-        parts = []
+        tokens = []
         for k in range(hidden.shape[1]):
-            bias, state = markov.step(hidden[:, k], markov.embed(previous), state)
-            noise = None if uniforms is None else uniforms[:, k : k + 1]
-            logits = (base[:, k] + bias)[:, None]  # [B, 1, Vd]
-            parts.append(self._draw(logits, rows, noise))
-            previous = parts[-1][0][:, 0]
-        return join(parts)
+            table, index, state = markov.factor(hidden[:, k], previous, state)
+            previous = markov_step(
+                base[:, k],
+                table=table,
+                index=index,
+                product=markov.markov_w2,
+                rows=rows,
+                uniforms=None if uniforms is None else uniforms[:, k],
+                id_map=self.id_map,
+                width=self.width,
+                kept=kept,
+                position=k,
+            )
+            tokens.append(previous)
+        return torch.stack(tokens, dim=1), kept
 
     def _confidence(self, rows: Rows, hidden: Tensor, tokens: Tensor) -> Tensor | None:
         head, markov = self.model.confidence_head, self.model.markov_head
