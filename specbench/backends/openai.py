@@ -74,7 +74,9 @@ class OpenAIBackend:
         self._before: ServerCounts | None = None
         self._measuring = False
         self._url = f"{api_url(run.endpoint.base_url)}/{run.body.path}"
-        self._client = open_client(auth_headers(run.endpoint.key_variable), timeout_s=run.timeout_s)
+        self._client = open_client(
+            auth_headers(run.endpoint.key_variable), timeout_s=run.timeout_s, secure=self._url.startswith("https")
+        )
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="openai-backend", daemon=True)

@@ -34,20 +34,21 @@ class Endpoint:
 
     def counts(self) -> ServerCounts | None:
         """What its counters stand at; None where it has none that are known."""
-        with _client(self.key_variable) as client:
+        with _client(self.key_variable, self.base_url) as client:
             text = text_of(client, f"{root_url(self.base_url)}/metrics")
         return None if text is None else counters.read_counts(counters.parse(text))
 
 
-def _client(key_variable: str) -> Any:
+def _client(key_variable: str, base_url: str) -> Any:
     import httpx2
 
-    return httpx2.Client(timeout=_CHECK_TIMEOUT_S, headers=auth_headers(key_variable))
+    secure = base_url.startswith("https")  # else the certificates, which take their time, are not loaded
+    return httpx2.Client(timeout=_CHECK_TIMEOUT_S, headers=auth_headers(key_variable), verify=secure)
 
 
 def answers(base_url: str) -> bool:
     """Whether a server that is being started is ready: its health says so."""
-    with _client("") as client:
+    with _client("", base_url) as client:
         return text_of(client, f"{root_url(base_url)}/health") is not None
 
 
@@ -57,7 +58,7 @@ def connect(base_url: str, *, model: str | None, key_variable: str, tries: int) 
     Errors: TargetError when nobody answers, or it serves several models and none is named; UnknownNameError for a model
     that it does not serve.
     """
-    with _client(key_variable) as client:
+    with _client(key_variable, base_url) as client:
         found = call(client, "GET", f"{api_url(base_url)}/models", body=None, tries=tries)
         entries = [entry for entry in found.get("data", []) if isinstance(entry, dict)]
         served = [str(entry.get("id")) for entry in entries]

@@ -34,13 +34,16 @@ class _PutOff(Exception):
         self.retry_after = retry_after
 
 
-def open_client(headers: Mapping[str, str], *, timeout_s: float) -> Any:
-    """A client without a limit of connections: how many requests are out at once is the load's to say."""
+def open_client(headers: Mapping[str, str], *, timeout_s: float, secure: bool) -> Any:
+    """A client without a limit of connections: how many requests are out at once is the load's to say.
+
+    ``secure`` False: no address is https, and the certificates, which take their time, are not loaded.
+    """
     import httpx2
 
     timeout = httpx2.Timeout(timeout_s, connect=min(timeout_s, _CONNECT_S), pool=None)
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx2.AsyncClient(timeout=timeout, headers=dict(headers), limits=limits)
+    return httpx2.AsyncClient(timeout=timeout, headers=dict(headers), limits=limits, verify=secure)
 
 
 async def carry_out(
