@@ -36,16 +36,20 @@ class Mode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """``rows`` at most, ``drafts`` a row at most, contexts of at most ``tokens``; ``features`` wide tapped states."""
+    """``rows`` at most, ``drafts`` a row at most, contexts of at most ``tokens``; ``features`` wide tapped states.
+
+    ``slot`` is that of the padding: no request is ever in it.
+    """
 
     rows: int
+    slot: int
     drafts: int
     tokens: int
     features: int
 
 
 class Buffers:
-    """Rows beyond a step's own hold padding: no tokens, a slot of their own (the last), the pool's first spare page.
+    """Rows beyond a step's own hold padding: no tokens, a slot of their own, the pool's first spare page.
 
     What comes from the host is written to pinned memory and sent from there, so that nothing waits; the copy of a
     cycle's outcome to the host comes after, so the pinned memory is free again by the next step.
@@ -56,7 +60,7 @@ class Buffers:
     ) -> None:
         rows, drafts, width = sizes.rows, sizes.drafts, sizes.drafts + 1
         self.sizes = sizes
-        self._pad = {"slots": rows, "top_k": vocab_size}  # the other columns are 0
+        self._pad = {"slots": sizes.slot, "top_k": vocab_size}  # the other columns are 0
         self._vocab_size, self._spare = vocab_size, num_pages
         pinned = device.type == "cuda"
 
@@ -144,7 +148,7 @@ class Buffers:
 
     def padded_rows(self, size: int, *, longest: int, mode: Mode) -> Rows:
         """The first ``size`` rows, padding included; of their lengths the host says that ``longest`` is the most."""
-        return self._rows((self.sizes.rows,) * size, (longest,) * size, mode, drafts=self.sizes.drafts)
+        return self._rows((self.sizes.slot,) * size, (longest,) * size, mode, drafts=self.sizes.drafts)
 
     def _rows(self, slots: tuple[int, ...], lengths: tuple[int, ...], mode: Mode, *, drafts: int | None) -> Rows:
         count = len(slots)

@@ -36,7 +36,13 @@ class PaddedLoop:
         self.parts, self.may_skip = parts, may_skip
         self.row_sizes = settings.rows or row_sizes(max_rows)
         self.length_sizes = settings.lengths or length_sizes(max_context)
-        sizes = Sizes(max(self.row_sizes), width, max_context, parts.drafter.taps.count * lm.config.hidden_size)
+        sizes = Sizes(
+            rows=max(self.row_sizes),
+            slot=max_rows,
+            drafts=width,
+            tokens=max_context,
+            features=parts.drafter.taps.count * lm.config.hidden_size,
+        )
         self.buffers = Buffers(
             sizes, vocab_size=lm.vocab_size, num_pages=parts.pool.num_pages, dtype=lm.dtype, device=lm.device
         )
