@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specbench.kernels.dispatch import uses_triton
+
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
@@ -47,6 +49,10 @@ def survival(confidence: Tensor, counts: Tensor) -> Tensor:
     Returns:
         [R, G] float64, non-increasing along a row, 0 beyond its count.
     """
+    if uses_triton(confidence):
+        from specbench.kernels._triton import plan as twin
+
+        return twin.survival(confidence, counts)
     clean = confidence.to(torch.float64).nan_to_num(nan=0.0).clamp(0.0, 1.0)
     return torch.where(_drafted(clean, counts), clean, torch.zeros_like(clean)).cumprod(dim=1)
 
@@ -57,6 +63,10 @@ def _drafted(like: Tensor, counts: Tensor) -> Tensor:
 
 def rank(scores: Tensor, counts: Tensor) -> Ranking:
     """Rank all candidates by ``scores`` [R, G] (a survival: non-increasing along each row)."""
+    if uses_triton(scores):
+        from specbench.kernels._triton import plan as twin
+
+        return twin.rank(scores, counts)
     inside = _drafted(scores, counts)
     key = torch.where(inside, -scores, torch.full_like(scores, torch.inf)).flatten()
     order = torch.argsort(key, stable=True)  # row-major before sorting, so ties keep (row, position)
@@ -96,6 +106,10 @@ def best_capacity(scores: Tensor, rates: Tensor) -> Choice:
     tokens are cheaper). The first maximum wins. With current scores this looks back at the drafts that it decides on
     and is biased (appendix A of the paper); it may only see scores of earlier cycles.
     """
+    if uses_triton(scores):
+        from specbench.kernels._triton import plan as twin
+
+        return twin.best_capacity(scores, rates)
     ordered = scores.flatten().sort(descending=True).values
     theta = (torch.nn.functional.pad(ordered.cumsum(dim=0), (1, 0)) + scores.shape[0]) * rates
     admitted = theta.argmax()
@@ -109,6 +123,10 @@ def _at(values: Tensor, index: Tensor) -> Tensor:
 
 def admit(ranking: Ranking, admitted: Tensor) -> Tensor:
     """[R] int64: drafts of each row among the first ``admitted`` candidates; always a prefix of the row."""
+    if uses_triton(admitted):
+        from specbench.kernels._triton import plan as twin
+
+        return twin.admit(ranking, admitted)
     return ((ranking.place < admitted) & ranking.inside).sum(dim=1)
 
 
@@ -152,6 +170,10 @@ def lookup(tokens: Tensor, *, at: Tensor, values: Tensor, linear: bool) -> Tenso
     point that is not beyond ``tokens`` holds (the first one below it); with it, straight lines join the points and the
     ends go on flat.
     """
+    if uses_triton(tokens):
+        from specbench.kernels._triton import plan as twin
+
+        return twin.lookup(tokens, at=at, values=values, linear=linear)
     below = (torch.searchsorted(at, tokens, right=True) - 1).clamp(min=0)
     if not linear or at.shape[0] == 1:
         return values[below]
