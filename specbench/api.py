@@ -45,6 +45,7 @@ class Drafter(Protocol):
     the record then says how much of the text they cover. One of several depths has an attribute ``num_layers``.
     One whose ``propose`` and ``commit`` look at nothing on the device, and read of `Rows` on the host only what holds
     in a padded step too, sets ``graph_safe``: they may then be captured as graphs, on memory that stays where it is.
+    One whose state grows with its use has a method ``growth_bytes`` that says by how much it may still do so.
     """
 
     taps: Taps

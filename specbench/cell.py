@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+
+import torch
 
 from specbench import registry
 from specbench.backends.engine import Contestant, build_contestant, build_engine
@@ -14,6 +17,7 @@ from specbench.config import BASELINE, CellSpec, MethodSpec
 from specbench.coverage import draft_vocabulary
 from specbench.engine.clock import WallClock
 from specbench.engine.engine import Engine
+from specbench.engine.sizing import out_of_memory
 from specbench.measurement import Measurement, PlannedCell
 from specbench.memory import PeakMemory
 from specbench.planning import PlanningInputs, gather, origin
@@ -102,9 +106,30 @@ def measure_cell(
     stop: Callable[[], bool],
     on_progress: Callable[[DriveProgress], None] | None = None,
 ) -> Measurement:
-    """Warm up and run all conversations of the session. Errors: whatever the drafter or the engine raises."""
+    """Warm up and run all conversations of the session.
+
+    Errors: CapacityError when the device's memory does not do; whatever the drafter or the engine raises.
+    """
     if session.spec.backend != "engine":
         return measure_served(session, cell, stop=stop, on_progress=on_progress)
+    try:
+        return _measure_engine(session, cell, stop=stop, on_progress=on_progress)
+    except torch.OutOfMemoryError as error:
+        spec, context = session.spec, session.limits.max_context
+        failure = out_of_memory(error, rows=spec.concurrency, context=context, kv_memory=spec.kv_memory)
+    gc.collect()  # only now is nothing of the cell left to hold memory that the next one needs
+    if session.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    raise failure
+
+
+def _measure_engine(
+    session: Session,
+    cell: PlannedCell,
+    *,
+    stop: Callable[[], bool],
+    on_progress: Callable[[DriveProgress], None] | None,
+) -> Measurement:
     memory = PeakMemory(session.device)
     memory.start()
     sent: dict[str, tuple[int, ...]] = {}

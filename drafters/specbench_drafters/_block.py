@@ -137,6 +137,10 @@ class BlockDrafter:
         """Tokens [B, g] from ``logits`` [B, g, Vd]: sampled with ``uniforms`` [B, g], the argmax without."""
         return draw(logits, rows, uniforms=uniforms, id_map=self.id_map, width=self.width, greedy=uniforms is None)
 
+    def growth_bytes(self) -> int:
+        """Bytes by which the context cache may still grow."""
+        return self.state.growth_bytes()
+
     def state_bytes(self) -> int:
         """Bytes of weights and of the context cache."""
         return self.model.bytes() + self.state.bytes()

@@ -79,3 +79,7 @@ class BlockState:
     def bytes(self) -> int:
         """Bytes of the context cache."""
         return self.cache.bytes()
+
+    def growth_bytes(self) -> int:
+        """Bytes by which it may still grow."""
+        return self.cache.growth_bytes()

@@ -168,6 +168,10 @@ class ChainDrafter:
     def release(self, slots: Sequence[int]) -> None:
         """Nothing to do: a slot's contents are unreachable once its length is."""
 
+    def growth_bytes(self) -> int:
+        """Bytes by which the cache may still grow."""
+        return self._cache.growth_bytes()
+
     def state_bytes(self) -> int:
         """Own weights, key/value cache and the per-slot states."""
         return self._weight_bytes + self._cache.bytes() + self._outputs.bytes()

@@ -90,6 +90,11 @@ class SlotCache:
         """Bytes allocated now."""
         return sum(t.numel() * t.element_size() for t in (*self._keys, *self._values))
 
+    def growth_bytes(self) -> int:
+        """Bytes that are not allocated yet, but will be when every slot holds a longest sequence."""
+        whole = sum(t.shape[2] * t.shape[3] * t.element_size() for t in (*self._keys, *self._values))
+        return whole * self.max_slots * self.max_length - self.bytes()
+
 
 class SlotState:
     """One tensor of fixed shape a slot: [slots, *shape], for example the hidden state that a drafter continues from."""

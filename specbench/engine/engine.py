@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import torch
@@ -14,6 +15,7 @@ from specbench.engine.padded import PaddedLoop
 from specbench.engine.random import StepRandom
 from specbench.engine.scheduler import Scheduler, StepPlan
 from specbench.engine.sequence import Sequence
+from specbench.engine.sizing import free_bytes, pool_budget
 from specbench.engine.target import Target
 from specbench.engine.trace import Recorder, cut, make_round
 from specbench.engine.verify import Verifier
@@ -40,13 +42,15 @@ class Engine:
         method: str = "",
         synthetic: Seq[float] | None = None,
         graphs: GraphSettings | None = None,
+        free_memory: Callable[[torch.device], int | None] = free_bytes,
     ) -> None:
         """Take the memory.
 
         Args:
             max_rows: sequences decoded at once (slots).
             max_context: longest prompt + output, at most the target's own limit.
-            kv_memory_bytes: budget of the page pool; None: what ``max_rows`` longest sequences need.
+            kv_memory_bytes: budget of the page pool; None: what ``max_rows`` longest sequences need, within what
+                ``free_memory`` leaves of the device's.
             prefill_budget: prompt tokens computed in one step.
             graphs: pad steps to fixed shapes, captured as graphs on a CUDA device; None: every step as it is. The
                 drafter then has one slot more than ``max_rows``.
@@ -58,6 +62,8 @@ class Engine:
         self.lm.set_taps(drafter.taps)
         self.max_rows = max_rows
         self.max_context = min(max_context, target.context_limit)
+        if kv_memory_bytes is None:
+            kv_memory_bytes = self._free_budget(free_memory(self.lm.device))
         pages = size_pool(
             self.lm.layer_shapes,
             dtype=self.lm.dtype,
@@ -93,6 +99,14 @@ class Engine:
         self.sequences: list[Sequence] = []
         self.sampling = Sampling()
         self._events: list[TokenEvent] = []
+
+    def _free_budget(self, free: int | None) -> int | None:
+        """Bytes that the pool may take of ``free`` ones, None where memory is not counted."""
+        if free is None:
+            return None
+        growth = getattr(self.drafter, "growth_bytes", lambda: 0)()
+        step = self.max_rows * (self.policy.draft_length + 1)
+        return pool_budget(free, growth=growth, step_tokens=step, vocab_size=self.lm.vocab_size)
 
     # ------------------------------------------------------------------------------------------ Backend
 

@@ -114,6 +114,6 @@ def size_pool(
         needed = pages_for(longest) * page_bytes
         raise CapacityError(
             f"KV budget of {(budget_bytes or 0) / 2**20:.1f} MiB is too small: one sequence of {longest} tokens needs "
-            f"{needed / 2**20:.1f} MiB; raise --kv-memory or shorten the run"
+            f"{needed / 2**20:.1f} MiB; raise --kv-memory, shorten the run or lower --concurrency"
         )
     return pages
