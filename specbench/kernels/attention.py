@@ -1,7 +1,4 @@
-"""Ragged paged attention over a step's rows: the definition, in plain torch.
-
-The rows come as groups that are attended together, which suits a CPU, or as a `Table` of fixed shape.
-"""
+"""Ragged paged attention over a step's row groups: the definition, in plain torch."""
 
 from __future__ import annotations
 
@@ -40,16 +37,8 @@ class Table(Protocol):
     tiles: Tensor  # [N, 2] int32, row and first query token
     pages: Tensor  # [R, P] int32
     tile: int  # query tokens a tile
-    padded: bool  # there may be tokens of no row
+    longest: int  # no length is above it
     kept: dict[tuple[int, ...], Tensor]
-
-    @property
-    def widest(self) -> int:
-        """No count is above it; known on the host."""
-
-    @property
-    def longest(self) -> int:
-        """No length is above it; known on the host."""
 
 
 def paged_attention(
@@ -71,20 +60,17 @@ def paged_attention(
             step's tokens are already written.
         scale: multiplies the scores.
         groups: which tokens see which pages.
-        table: the same; either is enough, and with a table the Triton twin runs where `dispatch` allows it. Its shapes
-            do not depend on the rows, tokens of no row come out as 0.
+        table: the same for the Triton twin, which then needs no groups.
         window: keys further back than this are hidden. softcap: cap * tanh(score / cap).
 
     Returns:
-        [T, Hq, Dv].
+        [T, Hq, Dv]; anything for tokens of no row.
     """
     if table is not None and uses_triton(query):
         from specbench.kernels._triton import attention as twin
 
         return twin.paged_attention(query, keys, values, table=table, scale=scale, window=window, softcap=softcap)
-    if not groups:
-        assert table is not None, "attention needs to know the rows"
-        return _attend_table(query, keys, values, table, scale=scale, window=window, softcap=softcap)
+    assert groups, "the definition reads the rows from groups"
     outputs = [_attend(query, keys, values, group, scale=scale, window=window, softcap=softcap) for group in groups]
     if len(groups) == 1 and groups[0].span is not None:
         return outputs[0].flatten(0, 1)
@@ -155,42 +141,3 @@ def _kept(group: Group, name: str, by_head: Tensor, *, dtype: torch.dtype) -> Te
         kept = by_head.new_empty(heads, group.pages.numel(), page, width, dtype=dtype)
         group.gathered[name, (heads, width), dtype] = kept
     return kept
-
-
-def _attend_table(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Table,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """[T, Hq, Dv], all rows padded to the widest and longest that the table can hold; in float32, rounded once."""
-    num_tokens, num_heads, _ = query.shape
-    key_heads, page = keys.shape[2], keys.shape[1]
-    rows, width = table.counts.shape[0], table.widest
-    counts, lengths = table.counts[:, None], table.lengths[:, None]
-    offset = torch.arange(width, device=query.device)[None, :]  # [1, q]
-    real = offset < counts  # [R, q]
-    tokens = torch.where(real, table.starts[:, None] + offset, num_tokens)  # [R, q]; what is padding: a row behind all
-    position = lengths - counts + offset
-    index = torch.arange(table.pages.shape[1] * page, device=query.device)  # [L]
-    held = index[None, :] < lengths  # [R, L]
-    k, v = (
-        pool.permute(2, 0, 1, 3)[:, table.pages.long()].flatten(2, 3).float().masked_fill(~held[None, ..., None], 0.0)
-        for pool in (keys, values)
-    )  # [Hkv, R, L, D]
-    padded = torch.nn.functional.pad(query.float(), (0, 0, 0, 0, 0, 1))
-    picked = padded[tokens].view(rows, width, key_heads, num_heads // key_heads, -1)
-    scores = torch.einsum("rqhgd,hrld->rhgql", picked, k) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    seen = held[:, None, :] & (index <= position[..., None])  # [R, q, L]
-    if window is not None:
-        seen &= index > position[..., None] - window
-    chance = torch.softmax(scores.masked_fill(~seen[:, None, None], -torch.inf), dim=-1)
-    pieces = torch.einsum("rhgql,hrld->rqhgd", chance, v).to(query.dtype)
-    out = query.new_zeros(num_tokens + 1, num_heads, values.shape[-1])
-    return out.index_copy_(0, tokens.flatten().long(), pieces.flatten(0, 1).flatten(1, 2))[:num_tokens]

@@ -69,7 +69,7 @@ def _attend(
     if pages.pool is None or pages.layout is None:
         pages.shapes[layer] = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
-    pages.pool.write(layer, pages.layout.write_slots, keys, values, padded=pages.layout.padded)
+    pages.pool.write(layer, pages.layout.write_slots, keys, values)
     out = paged_attention(
         query[0].transpose(0, 1),
         pages.pool.keys[layer],

@@ -72,15 +72,10 @@ class BatchLayout:
     """The attention structure of one flat batch of T tokens: the rows as groups, or as a table for kernels."""
 
     positions: Tensor  # [T] int64
-    write_slots: Tensor  # [T] int64, page * PAGE + offset; negative for a token of no row, which a padded table allows
-    groups: tuple[RowGroup, ...]
+    write_slots: Tensor  # [T] int64, page * PAGE + offset
+    groups: tuple[RowGroup, ...]  # none where there is a table
     num_tokens: int
-    table: RowTable | None = None
-
-    @property
-    def padded(self) -> bool:
-        """Whether there may be tokens of no row."""
-        return self.table is not None and self.table.padded
+    table: RowTable | None = None  # for kernels that read it
 
     @classmethod
     def build(cls, rows: Sequence[RowSpan], device: torch.device) -> BatchLayout:

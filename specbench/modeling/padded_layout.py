@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specbench.kernels.dispatch import uses_triton
 from specbench.modeling.layout import BatchLayout, RowGroup
 from specbench.modeling.pool import PAGE
+from specbench.modeling.row_table import RowTable
 
 SPARE_PAGES = 2
 
@@ -63,8 +65,28 @@ def lay_out(
     positions = torch.where(real, lengths[owner] + column, 0)
     page = pages[owner, positions // PAGE].to(torch.int64)
     slots = torch.where(real, page * PAGE + positions % PAGE, (num_pages + 1) * PAGE)
-    offsets = torch.minimum(torch.arange(shape.width, device=device)[None, :], counts[:, None] - 1)  # [R, W]
-    group = RowGroup(
+    after = lengths + counts
+    if uses_triton(after):
+        table = RowTable.padded(
+            starts=starts, counts=counts, lengths=after, pages=pages, widest=shape.width, longest=shape.pages * PAGE
+        )
+        layout = BatchLayout(positions, slots, (), shape.tokens, table)
+    else:
+        group = _group(shape, starts=starts, lengths=lengths, counts=counts, pages=pages)
+        layout = BatchLayout(positions, slots, (group,), shape.tokens)
+    return PaddedBatch(
+        token_ids=torch.where(real, tokens[owner, column], 0),
+        starts=starts,
+        owner=owner,
+        layout=layout,
+    )
+
+
+def _group(shape: PaddedShape, *, starts: Tensor, lengths: Tensor, counts: Tensor, pages: Tensor) -> RowGroup:
+    """All rows in one group, a row's last token repeated as padding."""
+    columns = torch.arange(shape.width, device=lengths.device)[None, :]
+    offsets = torch.minimum(columns, counts[:, None] - 1)  # [R, W]
+    return RowGroup(
         tokens=starts[:, None] + offsets,
         positions=lengths[:, None] + offsets,
         lengths=lengths + counts,
@@ -74,10 +96,4 @@ def lay_out(
         kv_length=shape.pages * PAGE,
         valid=None,
         full=False,
-    )
-    return PaddedBatch(
-        token_ids=torch.where(real, tokens[owner, column], 0),
-        starts=starts,
-        owner=owner,
-        layout=BatchLayout(positions, slots, (group,), shape.tokens),
     )

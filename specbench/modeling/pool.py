@@ -81,12 +81,9 @@ class KVPool:
             self._free.sort(reverse=True)
         assert len(self._free) <= self.num_pages, "a page was returned twice"
 
-    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor, *, padded: bool = False) -> None:
-        """Store ``key`` [T, heads, key_dim] and ``value`` at flat positions ``slots`` [T] = page * PAGE + offset.
-
-        ``padded``: tokens of a negative slot are not stored.
-        """
-        scatter_kv(self.keys[layer], self.values[layer], slots=slots, key=key, value=value, padded=padded)
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store ``key`` [T, heads, key_dim] and ``value`` at flat positions ``slots`` [T] = page * PAGE + offset."""
+        scatter_kv(self.keys[layer], self.values[layer], slots=slots, key=key, value=value)
 
 
 def pages_for(tokens: int) -> int:

@@ -1,8 +1,4 @@
-"""The rows of a flat batch as a few small integer tables on the device: all that a paged attention kernel reads.
-
-One table serves every layer of a step. Its memory may be filled again for the next step, so that a captured graph finds
-the new rows where it looked for the old ones: `RowTable.refill`.
-"""
+"""The rows of a flat batch as a few small integer tables on the device: all that a paged attention kernel reads."""
 
 from __future__ import annotations
 
@@ -17,7 +13,8 @@ from torch import Tensor
 
 from specbench.modeling.pool import pages_for
 
-_TILE = 64  # most query tokens that one tile holds; the heads that share a key head come on top
+# Query tokens a tile, the heads that share a key head come on top. Few sizes: each is a kernel of its own to compile.
+_TILES = (1, 8, 16, 64)
 
 
 class Span(Protocol):
@@ -40,108 +37,70 @@ class Span(Protocol):
         """Page ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class TableShape:
-    """How large a table is; the same for all batches that share its memory."""
-
-    rows: int  # R; rows beyond a batch's own have count 0
-    pages: int  # P, pages of the longest row
-    count: int  # most query tokens of a row
-    length: int  # most tokens of a row: decides over how many programs its keys are split
-
-    @classmethod
-    def of(cls, rows: Sequence[Span]) -> TableShape:
-        """The smallest that holds ``rows``."""
-        length = max(row.length for row in rows)
-        return cls(len(rows), pages_for(length), max(row.count for row in rows), length)
-
-
 @dataclass(slots=True)
 class RowTable:
-    """R rows; the columns are views of ``packed``, so that one copy fills them all."""
+    """R rows, of which those with count 0 are padding. One table serves every layer of a step."""
 
-    packed: Tensor  # int32
     starts: Tensor  # [R] int32, first flat index of each row
-    counts: Tensor  # [R] int32, query tokens of each row: 0 where the row is padding
+    counts: Tensor  # [R] int32, query tokens of each row
     lengths: Tensor  # [R] int32, tokens in the cache after this step's are written
     tiles: Tensor  # [N, 2] int32, the row and first query token (within the row) of every tile; beyond the count: empty
     pages: Tensor  # [R, P] int32
     tile: int  # query tokens a tile
-    shape: TableShape
-    padded: bool  # the batch may have tokens of no row, whose attention is 0
-    host: Tensor  # what ``packed`` was copied from
-    held: list[list[int]]  # the pages that ``host`` has of each row: most rows keep theirs from step to step
+    longest: int  # no length is above it: decides over how many programs keys are split
     kept: dict[tuple[int, ...], Tensor] = field(default_factory=dict)  # partial results, layer after layer
 
-    @property
-    def widest(self) -> int:
-        """No row's count is above it; known on the host."""
-        return self.shape.count
-
-    @property
-    def longest(self) -> int:
-        """No row's length is above it; known on the host."""
-        return self.shape.length
-
     @classmethod
-    def build(cls, rows: Sequence[Span], device: torch.device, *, shape: TableShape | None = None) -> RowTable:
-        """The table of ``rows``, given in flat order; with ``shape`` one that other batches can be filled into.
-
-        Every row of a given shape has the tiles of its longest query: they are then the same for all batches.
-        """
-        size = TableShape.of(rows) if shape is None else shape
-        counts = [row.count for row in rows] if shape is None else [size.count] * size.rows
-        tile = _tile(size.count)
-        tiles = np.array([(b, i) for b, count in enumerate(counts) for i in range(0, count, tile)], dtype=np.int32)
-        end = size.rows * (3 + size.pages)
-        host = torch.zeros(end + tiles.size, dtype=torch.int32)
-        host[end:] = torch.from_numpy(tiles).flatten()
-        held: list[list[int]] = [[] for _ in range(size.rows)]
-        _fill(host, held, rows, size)
-        packed = _sent(host, device)
-        table = packed[: 3 * size.rows].view(3, size.rows)
+    def build(cls, rows: Sequence[Span], device: torch.device) -> RowTable:
+        """The table of ``rows``, known on the host, in one copy."""
+        longest = max((row.length for row in rows), default=0)
+        tile = _tile(max((row.count for row in rows), default=1))
+        columns = [[getattr(row, name) for row in rows] for name in ("start", "count", "length")]
+        tiles = [(b, first) for b, row in enumerate(rows) for first in range(0, row.count, tile)]
+        pages = np.zeros((len(rows), pages_for(longest)), dtype=np.int32)
+        for line, row in zip(pages, rows, strict=True):
+            held = pages_for(row.length)
+            line[:held] = array("i", row.pages[:held])
+        parts = [np.array(part, dtype=np.int32).ravel() for part in (columns, tiles, pages)]
+        host = torch.from_numpy(np.concatenate(parts))
+        # From pinned memory: from other memory the host would wait for the device first.
+        packed = (host.pin_memory() if device.type == "cuda" else host).to(device, non_blocking=True)
+        table, flat_tiles, flat_pages = torch.split(packed, [part.size for part in parts])
+        starts, counts, lengths = table.view(3, len(rows)).unbind()
         return cls(
-            packed=packed,
-            starts=table[0],
-            counts=table[1],
-            lengths=table[2],
-            tiles=packed[end:].view(tiles.size // 2, 2),
-            pages=packed[3 * size.rows : end].view(size.rows, size.pages),
+            starts=starts,
+            counts=counts,
+            lengths=lengths,
+            tiles=flat_tiles.view(len(tiles), 2),
+            pages=flat_pages.view(pages.shape),
             tile=tile,
-            shape=size,
-            padded=shape is not None,
-            host=host,
-            held=held,
+            longest=longest,
         )
 
-    def refill(self, rows: Sequence[Span]) -> None:
-        """Replace the rows, in the same memory and without waiting for the device."""
-        _fill(self.host, self.held, rows, self.shape)
-        self.packed.copy_(_sent(self.host, self.packed.device), non_blocking=True)
+    @classmethod
+    def padded(
+        cls, *, starts: Tensor, counts: Tensor, lengths: Tensor, pages: Tensor, widest: int, longest: int
+    ) -> RowTable:
+        """The table of rows that only the device knows; its shape depends on ``widest``, ``longest`` and R alone.
+
+        Args:
+            starts, counts, lengths: [R] integers, counts at most ``widest`` and lengths at most ``longest``.
+            pages: [R, P] integers.
+        """
+        tile = _tile(widest)
+        each = -(-widest // tile)
+        index = torch.arange(starts.shape[0] * each, dtype=torch.int32, device=starts.device)
+        return cls(
+            starts=starts.to(torch.int32),
+            counts=counts.to(torch.int32),
+            lengths=lengths.to(torch.int32),
+            tiles=torch.stack([index // each, index % each * tile], dim=1),
+            pages=pages.to(torch.int32),
+            tile=tile,
+            longest=longest,
+        )
 
 
 def _tile(count: int) -> int:
-    """Query tokens a tile where no row has more than ``count``: a power of two."""
-    return min(_TILE, 1 << max(count - 1, 0).bit_length())
-
-
-def _fill(host: Tensor, held: list[list[int]], rows: Sequence[Span], shape: TableShape) -> None:
-    """Write the columns of ``rows`` to ``host``, and of their pages what ``held`` does not have there already."""
-    assert len(rows) <= shape.rows, "more rows than the table holds"
-    columns = host[: 3 * shape.rows].view(3, shape.rows).numpy()
-    pages = host[3 * shape.rows : shape.rows * (3 + shape.pages)].view(shape.rows, shape.pages).numpy()
-    columns[:] = 0
-    for column, name in zip(columns, ("start", "count", "length"), strict=True):
-        column[: len(rows)] = [getattr(row, name) for row in rows]
-    for b, row in enumerate(rows):
-        fits = row.count <= shape.count and row.length <= shape.length and pages_for(row.length) <= shape.pages
-        assert fits, "a row outgrew the table"
-        now = list(row.pages[: pages_for(row.length)])
-        if now != held[b]:
-            pages[b, : len(now)] = array("i", now)
-            held[b] = now
-
-
-def _sent(host: Tensor, device: torch.device) -> Tensor:
-    """A copy on ``device``. From pinned memory: from other memory the host would wait for the device first."""
-    return (host.pin_memory() if device.type == "cuda" else host.clone()).to(device, non_blocking=True)
+    """Query tokens a tile where no row has more than ``count``."""
+    return next((tile for tile in _TILES if count <= tile), _TILES[-1])

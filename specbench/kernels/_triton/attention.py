@@ -18,6 +18,7 @@ from torch import Tensor
 from specbench.kernels._triton.launch import processors, wide
 from specbench.kernels.attention import Table
 
+_TABLES = ["tiles", "starts", "counts", "lengths", "pages"]
 _LOG2E = 1.4426950408889634
 _MIN_KEYS = 128  # of a share: fewer cost more to merge than the parallel work saves
 _MAX_SHARES = 64
@@ -25,7 +26,8 @@ _MERGED = 8  # shares that are merged at a time
 _BUSY = 2  # programs a multiprocessor should have
 
 
-@triton.jit(do_not_specialize=["shares", "window"])
+# What changes from step to step must not lead to another compilation in the middle of a run.
+@triton.jit(do_not_specialize=["pages_row", "shares", "window"], do_not_specialize_on_alignment=_TABLES)
 def attend_kernel(
     query,
     keys,
@@ -166,7 +168,7 @@ def attend_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["shares"])
+@triton.jit(do_not_specialize=["shares"], do_not_specialize_on_alignment=_TABLES[:3])
 def merge_kernel(
     partial,
     weights,
@@ -332,7 +334,7 @@ def paged_attention(
     if shares is None:
         longest = table.longest if window is None else min(table.longest, window + layer.tile)
         shares = shares_for(tiles * columns, longest=longest, processors=processors(query.device))
-    out = (query.new_zeros if table.padded else query.new_empty)(num_tokens, heads, layer.value_width)
+    out = query.new_empty(num_tokens, heads, layer.value_width)
     if tiles == 0:
         return out
     split = shares > 1

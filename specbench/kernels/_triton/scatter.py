@@ -12,7 +12,7 @@ from specbench.kernels._triton.variant import Variant
 _BLOCK = 2048  # elements a program moves at a time
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def scatter_kernel(
     key,
     value,
@@ -41,11 +41,9 @@ def scatter_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """BLOCK_H heads of one token; nothing for a negative slot."""
+    """BLOCK_H heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
-    if slot < 0:
-        return
     page = slot // PAGE
     inside = slot % PAGE
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -76,7 +74,7 @@ def constants(*, heads: int, key_width: int, value_width: int, page: int) -> dic
 
 
 def scatter_kv(keys: Tensor, values: Tensor, *, slots: Tensor, key: Tensor, value: Tensor) -> None:
-    """Twin of `specbench.kernels.scatter.scatter_kv`, which always skips negative slots and waits for nothing."""
+    """Twin of `specbench.kernels.scatter.scatter_kv`."""
     assert key.dtype == value.dtype == keys.dtype == values.dtype, "keys, values and pool are of one dtype"
     num_tokens, heads, key_width = key.shape
     if num_tokens == 0:
@@ -113,7 +111,7 @@ def _variants() -> list[Variant]:
                     constants={**sizes, "key_dim": 1, "value_dim": 1, "k_dim": 1, "v_dim": 1},
                     moved=moved,
                     fewest=tokens * (2 * heads * (key_width + value_width) * size + 8),
-                    aligned=(*pointers, "slots", *strides),
+                    aligned=(*pointers, *strides),
                 )
             )
     return found
