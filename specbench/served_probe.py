@@ -11,8 +11,8 @@ from specbench.server_trace import ServedTrace, ServerCounts
 from specbench.serving import counters
 from specbench.types import Request, Sampling, Status
 
-_TEXT = "one two three four five six seven eight " * 6  # what follows is in it: a lookup finds something to draft
-_TOKENS = 32
+_TEXT = "one two three four five six seven eight " * 3  # what follows is in it: a lookup finds something to draft
+_TOKENS = 16
 _COUNTING = frozenset({"vllm", "sglang", "llama.cpp"})
 """Engines that show drafts in their answers or counters: what they do not show does not happen there."""
 PROBE = "probe/0"

