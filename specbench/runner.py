@@ -14,6 +14,7 @@ from specbench.config import BASELINE, RunSpec
 from specbench.errors import ConfigError, RecordError, SpecbenchError, unknown_name
 from specbench.interrupt import StopSignal
 from specbench.judging import judge
+from specbench.processes import of_this_process
 from specbench.recording import Recorder, one_line
 from specbench.records import store, tidy
 from specbench.records.schema import Record
@@ -110,6 +111,7 @@ def run_cells(
     fails later gets a record of its failure and the run goes on. Ctrl-C ends the run with what is finished.
     """
     check_names(spec)
+    spec = of_this_process(spec)
     store.check_writable(spec.out)
     session = open_session(spec, step=step)
     cells = [plan_cell(session, method, step=step) for method in spec.cells()]

@@ -82,7 +82,7 @@ class TargetShelf:
     notes: list[str] = field(default_factory=list)  # what was warned of while the target on the shelf was loaded
     rss_before_bytes: int = 0
     _found: dict[tuple[str, bool], tuple[ResolvedModel, Any]] = field(default_factory=dict)
-    _key: tuple[str, str, str, bool] | None = None
+    _key: tuple[str, str, str, bool, str] | None = None
     _target: Target | None = None
 
     def find(self, spec: RunSpec, *, step: Step) -> tuple[ResolvedModel, Any]:
@@ -100,7 +100,7 @@ class TargetShelf:
         """The target itself, or what stands for one on a server. Errors: TargetError, CapacityError."""
         if spec.backend != "engine":
             return ServedTarget(resolved, name=spec.target)
-        key = (str(resolved.path), dtype, device, spec.trust_remote_code)
+        key = (str(resolved.path), dtype, device, spec.trust_remote_code, spec.device_map)
         if self._target is not None and self._key == key:
             return self._target
         self.clear()
@@ -111,7 +111,13 @@ class TargetShelf:
         name = resolved.path.name if resolved.source == "folder" else spec.target
         with warnings.catch_warnings(record=True) as caught, step(f"loading {name} ({dtype}, {device})"):
             warnings.simplefilter("always", UserWarning)
-            target = Target.load(resolved.path, dtype=dtype, device=device, trust_remote_code=spec.trust_remote_code)
+            target = Target.load(
+                resolved.path,
+                dtype=dtype,
+                device=device,
+                trust_remote_code=spec.trust_remote_code,
+                device_map=spec.device_map,
+            )
         self.notes = [str(w.message) for w in caught if w.category is UserWarning]
         self.loads, self.load_s = self.loads + 1, self.load_s + perf_counter() - start_s
         self._key, self._target = key, target

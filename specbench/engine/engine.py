@@ -15,7 +15,7 @@ from specbench.engine.padded import PaddedLoop
 from specbench.engine.random import StepRandom
 from specbench.engine.scheduler import Scheduler, StepPlan
 from specbench.engine.sequence import Sequence
-from specbench.engine.sizing import free_bytes, pool_budget
+from specbench.engine.sizing import free_bytes, pool_budget, shared_budget
 from specbench.engine.target import Target
 from specbench.engine.trace import Recorder, cut, make_round
 from specbench.engine.verify import Verifier
@@ -63,7 +63,7 @@ class Engine:
         self.max_rows = max_rows
         self.max_context = min(max_context, target.context_limit)
         if kv_memory_bytes is None:
-            kv_memory_bytes = self._free_budget(free_memory(self.lm.device))
+            kv_memory_bytes = self._free_budget(free_memory)
         pages = size_pool(
             self.lm.layer_shapes,
             dtype=self.lm.dtype,
@@ -77,6 +77,7 @@ class Engine:
             dtype=self.lm.dtype,
             device=self.lm.device,
             spare=0 if graphs is None else SPARE_PAGES,
+            devices=self.lm.layer_devices,
         )
         self.scheduler = Scheduler(
             self.pool, max_rows=max_rows, prefill_budget=prefill_budget, draft_length=policy.draft_length
@@ -100,13 +101,18 @@ class Engine:
         self.sampling = Sampling()
         self._events: list[TokenEvent] = []
 
-    def _free_budget(self, free: int | None) -> int | None:
-        """Bytes that the pool may take of ``free`` ones, None where memory is not counted."""
-        if free is None:
+    def _free_budget(self, free_memory: Callable[[torch.device], int | None]) -> int | None:
+        """Bytes that the pool may take of what is free, None where memory is not counted."""
+        first = free_memory(self.lm.device)
+        if first is None:
             return None
         growth = getattr(self.drafter, "growth_bytes", lambda: 0)()
         step = self.max_rows * (self.policy.draft_length + 1)
-        return pool_budget(free, growth=growth, step_tokens=step, vocab_size=self.lm.vocab_size)
+        free = {self.lm.device: pool_budget(first, growth=growth, step_tokens=step, vocab_size=self.lm.vocab_size)}
+        for device in set(self.lm.layer_devices) - {self.lm.device}:
+            free[device] = pool_budget(free_memory(device) or 0, growth=0, step_tokens=step, vocab_size=0)
+        parts = [shape.bytes_per_token(self.lm.dtype) for shape in self.lm.layer_shapes]
+        return shared_budget(free, parts=parts, devices=self.lm.layer_devices)
 
     # ------------------------------------------------------------------------------------------ Backend
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from specbench.errors import CapacityError
@@ -29,6 +32,17 @@ def pool_budget(free: int, *, growth: int, step_tokens: int, vocab_size: int) ->
         step_tokens: tokens of the largest step whose logits are computed.
     """
     return max(int(SHARE * free) - growth - step_tokens * vocab_size * _PER_LOGIT, 0)
+
+
+def shared_budget(free: Mapping[torch.device, int], *, parts: Sequence[int], devices: Sequence[torch.device]) -> int:
+    """Bytes of all layers together when none of their devices may take more than is ``free`` there.
+
+    ``parts`` are the bytes of a token in each layer, ``devices`` where the layers are.
+    """
+    load: Counter[torch.device] = Counter()
+    for part, device in zip(parts, devices, strict=True):
+        load[device] += part
+    return min(free[device] * sum(parts) // part for device, part in load.items())
 
 
 def out_of_memory(error: torch.OutOfMemoryError, *, rows: int, context: int, kv_memory: int | None) -> CapacityError:

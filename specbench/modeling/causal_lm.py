@@ -7,7 +7,7 @@ which reaches it as a keyword argument. Layer taps are forward hooks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from specbench.errors import TargetError
 from specbench.kernels.attention import paged_attention
 from specbench.modeling.cpu_linear import use_cpu_linears
 from specbench.modeling.layout import BatchLayout
+from specbench.modeling.placement import brought, layer_devices
 from specbench.modeling.pool import KVPool, LayerShape
 from specbench.types import Taps
 
@@ -34,6 +35,16 @@ class Pages:
     layout: BatchLayout | None
     pool: KVPool | None
     shapes: dict[int, LayerShape]
+    moved: dict[torch.device, BatchLayout] = field(default_factory=dict)
+
+    def layout_on(self, device: torch.device) -> BatchLayout:
+        """The layout where a layer is: brought there once a step."""
+        assert self.layout is not None, "a forward over pages has a layout"
+        if device == self.layout.positions.device:
+            return self.layout
+        if device not in self.moved:
+            self.moved[device] = brought(self.layout, device)
+        return self.moved[device]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +80,15 @@ def _attend(
     if pages.pool is None or pages.layout is None:
         pages.shapes[layer] = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
-    pages.pool.write(layer, pages.layout.write_slots, keys, values)
+    layout = pages.layout_on(query.device)
+    pages.pool.write(layer, layout.write_slots, keys, values)
     out = paged_attention(
         query[0].transpose(0, 1),
         pages.pool.keys[layer],
         pages.pool.values[layer],
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        groups=pages.layout.groups,
-        table=pages.layout.table,
+        groups=layout.groups,
+        table=layout.table,
         window=sliding_window,
         softcap=softcap,
     )
@@ -93,11 +105,12 @@ class PagedLM:
         self.config = model.config.get_text_config()
         _refuse_unsupported(self.config)
         model.set_attn_implementation(ATTENTION)
-        self.device: torch.device = next(model.parameters()).device
+        self.device: torch.device = model.get_input_embeddings().weight.device
         if self.device.type == "cpu":
             use_cpu_linears(model, keep=[model.get_output_embeddings()], dtype=dtype)
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.layers = _decoder_layers(model, self.config.num_hidden_layers)
+        self.layer_devices = layer_devices(self.layers)
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.layer_shapes = self._probe()
         self._taps = Taps()
@@ -168,12 +181,13 @@ class PagedLM:
             logits_to_keep=0 if logits_at is None else logits_at,
             specbench_pages=Pages(layout, pool, {}),
         )
-        parts = [self._seen[k][0] for k in self._taps.boundaries]
+        parts = [self._seen[k][0].to(self.device) for k in self._taps.boundaries]
         if self._taps.final_norm:
-            parts.append(self._seen["final"][0])
-        hidden = torch.cat(parts, dim=-1) if parts else out.logits.new_empty(token_ids.shape[0], 0)
+            parts.append(self._seen["final"][0].to(self.device))
+        logits = out.logits[0].to(self.device)
+        hidden = torch.cat(parts, dim=-1) if parts else logits.new_empty(token_ids.shape[0], 0)
         self._seen.clear()
-        return ForwardOutput(out.logits[0], hidden)
+        return ForwardOutput(logits, hidden)
 
 
 def _decoder_layers(model: Any, count: int) -> nn.ModuleList:
