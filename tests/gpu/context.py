@@ -73,8 +73,8 @@ class Context:
 
     def free(self) -> None:
         """Give memory that nothing holds any more back to the device."""
-        gc.collect()
         if self.scale.cuda:
+            gc.collect()
             torch.cuda.empty_cache()
 
     def release(self) -> bool:

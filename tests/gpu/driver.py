@@ -103,10 +103,12 @@ class Check:
         """Mark what the ended child left unfinished; the sections that are still to be run."""
         current, _ = _current(self.state)
         rest = [name for name in waiting if not self._finished(name)]
-        if rest and (current in rest or len(rest) == len(waiting)):  # it died in a section, or before the first
-            blamed = current if current in rest else rest[0]
-            self._fail(blamed, reason, findings.read(self.state, blamed))
-            rest.remove(blamed)
+        blamed = [current] if current in rest else []
+        if not current and len(rest) == len(waiting):  # it never came to its first section: nor will another child
+            blamed = rest
+        for name in blamed:
+            self._fail(name, reason, findings.read(self.state, name))
+        rest = [name for name in rest if name not in blamed]
         if self.spent_s() < (self.end_s if self.dry else self.total_s):
             return rest
         for name in rest:

@@ -13,9 +13,7 @@ from pathlib import Path
 NEEDED = {
     "torch": "torch", "transformers": "transformers", "tokenizers": "tokenizers", "safetensors": "safetensors",
     "numpy": "numpy", "scipy": "scipy", "pandas": "pandas", "pyarrow": "pyarrow", "psutil": "psutil",
-    "pydantic": "pydantic", "pydantic_core": "pydantic_core", "gguf": "gguf", "platformdirs": "platformdirs",
-    "filelock": "filelock", "xxhash": "xxhash", "rich": "rich", "typer": "typer", "jinja2": "Jinja2",
-    "pytest": "pytest", "hypothesis": "hypothesis",
+    "pydantic": "pydantic", "pydantic_core": "pydantic_core", "jinja2": "Jinja2", "pytest": "pytest",
 }  # fmt: skip
 """Module: distribution. What specbench and the reused tests import on the way of the check."""
 
