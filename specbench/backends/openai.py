@@ -190,8 +190,7 @@ class OpenAIBackend:
         end_s = time.monotonic() + _COUNTERS_LATE_S
         while True:
             found = counters.difference(self._before, self._run.endpoint.counts())
-            complete = found is not None and found.generated is not None and found.generated >= own
-            if complete or time.monotonic() > end_s:
+            if found is None or found.generated is None or found.generated >= own or time.monotonic() > end_s:
                 return found
             time.sleep(0.1)
 

@@ -42,7 +42,7 @@ def test_speculation_on_a_real_server(gguf, tmp_path, specbench):
     prompts.write_text("".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(PROMPTS)))
     code, _, err = specbench(
         "run", "--launch", "llamacpp", "--engine-weights", gguf, "-m", "ngram:4,draft-model:3",
-        "--drafter", f"draft-model={gguf}", "-t", prompts, "--threads", 1, "-c", 2, "--max-new-tokens", 24,
+        "--drafter", f"draft-model={gguf}", "-t", prompts, "--threads", 1, "-c", 2, "--max-new-tokens", 12,
         "--ignore-eos", "--set", "warmup=0", "-o", tmp_path / "runs",
     )  # fmt: skip
     assert code == 0, err
@@ -66,7 +66,8 @@ def test_speculation_on_a_real_server(gguf, tmp_path, specbench):
     assert value(draft, "tau", **counters) == pytest.approx(value(draft, "tau"), rel=0.02)
     assert value(draft, "acceptance_rate", gamma="3") == 1.0
     ngram = records["ngram"]
-    assert 1.0 <= value(ngram, "tau") <= value(ngram, "tau_counters", **counters) <= 5.0
+    assert ngram.provenance["server"]["drafted_in_probe"] > 0  # in its short answers it need not find a thing
+    assert 1.0 <= value(ngram, "tau", **counters) <= 5.0
     for record in (draft, ngram):
         assert record.verdict is not None
         assert record.verdict.requests_compared == 2
