@@ -10,7 +10,7 @@ import torch
 from specbench.api import Clock, Drafter, VerifyPolicy
 from specbench.engine.clock import PhaseTimer, WallClock
 from specbench.engine.cycle import Cycle, Outcome, Parts, PlainCycle
-from specbench.engine.graphs import GraphSettings
+from specbench.engine.graphs import GraphSettings, kept_bytes
 from specbench.engine.padded import PaddedLoop
 from specbench.engine.random import StepRandom
 from specbench.engine.scheduler import Scheduler, StepPlan
@@ -63,7 +63,7 @@ class Engine:
         self.max_rows = max_rows
         self.max_context = min(max_context, target.context_limit)
         if kv_memory_bytes is None:
-            kv_memory_bytes = self._free_budget(free_memory)
+            kv_memory_bytes = self._free_budget(free_memory, graphs)
         pages = size_pool(
             self.lm.layer_shapes,
             dtype=self.lm.dtype,
@@ -101,14 +101,21 @@ class Engine:
         self.sampling = Sampling()
         self._events: list[TokenEvent] = []
 
-    def _free_budget(self, free_memory: Callable[[torch.device], int | None]) -> int | None:
+    def _free_budget(
+        self, free_memory: Callable[[torch.device], int | None], graphs: GraphSettings | None
+    ) -> int | None:
         """Bytes that the pool may take of what is free, None where memory is not counted."""
         first = free_memory(self.lm.device)
         if first is None:
             return None
         growth = getattr(self.drafter, "growth_bytes", lambda: 0)()
-        step = self.max_rows * (self.policy.draft_length + 1)
-        free = {self.lm.device: pool_budget(first, growth=growth, step_tokens=step, vocab_size=self.lm.vocab_size)}
+        drafts, vocab = self.policy.draft_length, self.lm.vocab_size
+        if graphs is not None:
+            growth += kept_bytes(
+                graphs, max_rows=self.max_rows, max_context=self.max_context, drafts=drafts, vocab_size=vocab
+            )
+        step = self.max_rows * (drafts + 1)
+        free = {self.lm.device: pool_budget(first, growth=growth, step_tokens=step, vocab_size=vocab)}
         for device in set(self.lm.layer_devices) - {self.lm.device}:
             free[device] = pool_budget(free_memory(device) or 0, growth=0, step_tokens=step, vocab_size=0)
         parts = [shape.bytes_per_token(self.lm.dtype) for shape in self.lm.layer_shapes]

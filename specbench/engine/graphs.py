@@ -69,6 +69,16 @@ def round_up(value: int, sizes: tuple[int, ...]) -> int | None:
     return next((size for size in sizes if value <= size), None)
 
 
+def kept_bytes(settings: GraphSettings, *, max_rows: int, max_context: int, drafts: int, vocab_size: int) -> int:
+    """Bytes of logits that captured graphs keep at most: each has outputs of its own, of target (two bytes a logit)
+    and drafter (four), for every size of a step."""
+    if settings.recorder is None:
+        return 0
+    rows = sum(settings.rows or row_sizes(max_rows))
+    sizes = len(settings.lengths or length_sizes(max_context))
+    return rows * sizes * vocab_size * (2 * (drafts + 1) + 4 * drafts)
+
+
 class Stages:
     """Functions on fixed memory by key: recorded once and replayed, or simply called where nothing records.
 

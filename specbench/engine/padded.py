@@ -89,6 +89,8 @@ class PaddedLoop:
                     self.draft(rows, length, mode)
                 self.verify(rows, length)
                 self.commit(rows, length)
+        if self.parts.lm.device.type == "cuda":  # what was sent must have left its pinned memory before it is reused
+            torch.cuda.synchronize(self.parts.lm.device)
 
     # ------------------------------------------------------------------------------------------ stages
 

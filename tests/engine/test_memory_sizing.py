@@ -10,11 +10,13 @@ import torch
 from specbench_drafters.vanilla import VanillaDrafter
 from support_contestants import CONTEXT, Stable, own_cases
 from support_models import tiny_llama_dir
+from support_tape import Taped
 from support_targets import tiny_model
 
 from specbench.config import build_run
 from specbench.drafting.slots import SlotCache
 from specbench.engine.engine import Engine
+from specbench.engine.graphs import GraphSettings, kept_bytes
 from specbench.engine.policies.fixed import FixedPolicy
 from specbench.engine.sizing import SHARE, free_bytes, out_of_memory, pool_budget
 from specbench.engine.target import Target
@@ -119,3 +121,10 @@ def test_a_cell_that_runs_out_of_memory_is_a_failed_row_and_the_run_goes_on(
     assert set(facts["plain_steps"]) == {"prompt chunks in the step"}
     assert ngram.record.comparability["timing"]["graphs"] is True
     assert summary.exit_code == 2
+
+
+def test_what_captured_graphs_keep_is_counted() -> None:
+    sizes = GraphSettings(rows=(1, 4), lengths=(64, 128))
+    given = {"max_rows": 4, "max_context": 128, "drafts": 3, "vocab_size": 10}
+    assert kept_bytes(sizes, **given) == 0, "nothing is captured on a CPU"
+    assert kept_bytes(GraphSettings(sizes.rows, sizes.lengths, Taped()), **given) == 5 * 2 * 10 * (2 * 4 + 4 * 3)
