@@ -33,6 +33,7 @@ KINDS = {
     "workloads": Kind("load pattern", "specbench.workloads", frozenset({"driver", "patterns"})),
     "backends": Kind("backend", "specbench.backends"),
     "servers": Kind("engine to launch", "specbench.serving.engines"),
+    "executors": Kind("executor", "specbench.executors", frozenset({"jobs"})),
     "policies": Kind("policy", "specbench.engine.policies"),
     "formats": Kind("checkpoint tool", "specbench_drafters.formats"),
     "trainables": Kind("trainable method", "specbench_drafters.training"),

@@ -1,52 +1,31 @@
 """A sweep: the cells of a file measured one after the other, from wherever an earlier process left off.
 
-Every group of cells is a job; an executor decides where jobs run. Records are all that a job leaves and all that the
-next process needs, so a sweep may be killed at any moment and started again.
+Every group of cells is a job; an executor (`specbench.executors`) decides where jobs run. Records are all that a job
+leaves and all that the next process needs, so a sweep may be killed at any moment and started again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from specbench import errors, provenance
 from specbench.config import RunSpec
 from specbench.errors import ConfigError, RecordError, SpecbenchError
+from specbench.executors.local import LocalExecutor, Work
 from specbench.interrupt import StopSignal
 from specbench.planning import COST_BLIND
 from specbench.records import tidy
 from specbench.records.schema import Record
 from specbench.runner import INTERRUPTED, TABLE, check_names
-from specbench.session import load_task
+from specbench.session import TargetShelf, load_task
 from specbench.sweep_folder import ResultsFolder
 from specbench.sweep_group import FolderError, Process, Screen, run_group
 from specbench.sweep_plan import Group, SweepCell
+from specbench.sweep_remote import LOCAL, RemoteOptions, RemoteSweep, open_pool
 from specbench.sweep_state import SweepPlan
-
-Work = Callable[[Group], None]
-
-
-class Executor(Protocol):
-    """Where the groups of a sweep are measured. Each leaves its records in the sweep's folder."""
-
-    def run(self, groups: Iterable[Group], *, work: Work, stop: Callable[[], bool]) -> None:
-        """Do ``work`` for every group in this order, until ``stop`` says so."""
-        ...
-
-
-class LocalExecutor:
-    """In this process, one after the other: on one machine anything else would disturb the timings."""
-
-    def run(self, groups: Iterable[Group], *, work: Work, stop: Callable[[], bool]) -> None:
-        """See `Executor`."""
-        for group in groups:
-            if stop():
-                return
-            work(group)
-
 
 # ------------------------------------------------------------------------------------------------------- check
 
@@ -169,12 +148,14 @@ def run_sweep(
     screen: Screen,
     command: Sequence[str] = (),
     limit_s: float | None = None,
-    executor: Executor | None = None,
+    executor: str = LOCAL,
+    remote: RemoteOptions | None = None,
 ) -> SweepSummary:
     """Measure what is left. The caller holds the folder's lock.
 
     ``limit_s``: no cell is begun that is not expected to end before. Ctrl-C ends the sweep with what is finished.
-    Errors: ConfigError when a policy cannot be made.
+    ``executor`` names where groups are measured; all but the local one need ``remote``. Errors: ConfigError when a
+    policy cannot be made, or the executor is not to be had.
     """
     for remark in check_policies(plan):
         screen.say(remark)
@@ -199,18 +180,25 @@ def run_sweep(
             threads=_pinned_threads(plan),
         )
         left = [group for group in plan.groups if plan.todo(group)]
+        shelf: TargetShelf | RemoteSweep = process.shelf
         try:
-            (executor or LocalExecutor()).run(
-                left, work=_worker(plan, process, summary), stop=lambda: stop() or summary.out_of_time
-            )
+            if executor == LOCAL:
+                work = _worker(plan, process, summary)
+                LocalExecutor().run(left, work=work, stop=lambda: stop() or summary.out_of_time)
+            elif left:
+                assert remote is not None, "an executor of other processes has its options"
+                shelf = RemoteSweep(plan, process, open_pool(executor, remote.pool), remote)
+                shelf.run(left, stop=stop)
         except FolderError as error:
             summary.troubles.append(str(error))
+        if isinstance(shelf, RemoteSweep):
+            summary.troubles += shelf.troubles
     summary.interrupted = stop.raised
     summary.measured = len(process.outcomes)
     summary.failed_now = [(o.cell, o.error) for o in process.outcomes if o.error is not None]
     summary.wall_s, summary.measure_s = time.perf_counter() - start, process.measure_s
     summary.judge_s = process.judge_s
-    summary.loads, summary.load_s = process.shelf.loads, process.shelf.load_s
+    summary.loads, summary.load_s = shelf.loads, shelf.load_s
     return summary
 
 

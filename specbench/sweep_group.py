@@ -93,6 +93,7 @@ class Process:
     enough: Callable[[SweepCell], bool] = lambda cell: False  # no time is left to begin this one
     command: Sequence[str] = ()
     threads: int | None = None
+    executor: str = "local"
     shelf: TargetShelf = field(default_factory=TargetShelf)
     measure_s: float = 0.0
     judge_s: float = 0.0
@@ -256,6 +257,7 @@ class _Cells:
             "group": cell.group,
             "repeat": cell.repeat,
             "order": order,
+            **({} if self._process.executor == "local" else {"executor": self._process.executor}),
             **{name: round(value, 4) for name, value in spent.items()},
         }
 

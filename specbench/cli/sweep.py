@@ -20,6 +20,25 @@ LimitTime = Annotated[
     str | None, Option("--limit-time", metavar="30m", help="Begin no cell that would not end within this time.")
 ]
 RetryFailed = Annotated[bool, Option("--retry-failed", help="Measure cells that failed before again.")]
+_WHERE = "Where cells are measured"
+Executor = Annotated[
+    str, Option(metavar="local|ray|slurm", help="This process, or workers elsewhere.", rich_help_panel=_WHERE)
+]
+Workers = Annotated[
+    int | None, Option(help="Groups of cells at a time. \\[as the cluster has room]", rich_help_panel=_WHERE)
+]
+Gpus = Annotated[int, Option(help="GPUs of a worker.", rich_help_panel=_WHERE)]
+Cpus = Annotated[int, Option(help="Processors of a worker.", rich_help_panel=_WHERE)]
+Retries = Annotated[int, Option(help="Times that a lost worker's cells are begun again.", rich_help_panel=_WHERE)]
+Silence = Annotated[
+    str, Option(metavar="5m", help="A worker without a sign of life for so long is lost.", rich_help_panel=_WHERE)
+]
+More = Annotated[
+    list[str] | None,
+    Option(
+        "--executor-option", metavar="A=B", help="ray: address; slurm: slurm_partition, ...", rich_help_panel=_WHERE
+    ),
+]
 Set = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help="Any setting of \\[base]; repeatable.")]
 
 
@@ -30,6 +49,13 @@ def sweep(
     only: Only = None,
     limit_time: LimitTime = None,
     retry_failed: RetryFailed = False,
+    executor: Executor = "local",
+    workers: Workers = None,
+    gpus: Gpus = 0,
+    cpus: Cpus = 1,
+    retries: Retries = 2,
+    silence: Silence = "5m",
+    executor_option: More = None,
     set_: Set = None,
 ) -> None:
     """Measure every cell of a sweep, or go on where it was ended: `specbench sweep sweeps/demo.toml`."""
@@ -40,10 +66,15 @@ def sweep(
     spec = read_sweep(file, sets=set_ or [])
     folder = out or Path(str(spec.base.get("out", Path("runs") / spec.name)))
     chosen: dict[str, Any] = {"only": only or [], "retry_failed": retry_failed}
+    if executor != "local":
+        _check_executor(executor)
     if dry_run:
         raise typer.Exit(_dry_run(spec, folder, chosen))
     try:
-        raise typer.Exit(_measure(spec, folder, chosen, limit_s))
+        remote = None
+        if executor != "local":
+            remote = _remote(folder, executor_option or [], (workers, gpus, cpus), retries, parse_duration(silence))
+        raise typer.Exit(_measure(spec, folder, chosen, {"limit_s": limit_s, "executor": executor, "remote": remote}))
     except KeyboardInterrupt:
         typer.echo("interrupted: finished cells are in the folder; the same command goes on", err=True)
         raise typer.Exit(130) from None
@@ -81,7 +112,31 @@ def _overview(plan: Any, folder: Path) -> str:
     return f"{plan.spec.name}: {len(states)} cells in {groups}: {counts}{again}{time_left}; records in {folder}"
 
 
-def _measure(spec: Any, folder: Path, chosen: dict[str, Any], limit_s: float | None) -> int:
+def _check_executor(name: str) -> None:
+    from specbench import registry
+    from specbench.errors import unknown_name
+
+    if name not in registry.names("executors"):
+        raise unknown_name("executor", name, registry.names("executors"))
+
+
+def _remote(folder: Path, pairs: list[str], sizes: tuple[int | None, int, int], retries: int, silence_s: float) -> Any:
+    """Where the workers of an executor are, and what they get."""
+    from specbench.config import parse_value
+    from specbench.errors import ConfigError
+    from specbench.executors.jobs import PoolOptions
+    from specbench.sweep_remote import RemoteOptions
+
+    more: dict[str, Any] = {}
+    for text in pairs:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip() or name.strip() in more:
+            raise ConfigError(f"--executor-option '{text}' is not NAME=VALUE, or NAME is given twice; correct it")
+        more[name.strip()] = parse_value(value.strip())
+    return RemoteOptions(PoolOptions(folder, *sizes, more), retries, silence_s)
+
+
+def _measure(spec: Any, folder: Path, chosen: dict[str, Any], how: dict[str, Any]) -> int:
     from specbench.cli.sweep_live import SweepScreen
     from specbench.errors import RecordError
     from specbench.sweep_folder import ResultsFolder, held
@@ -99,7 +154,7 @@ def _measure(spec: Any, folder: Path, chosen: dict[str, Any], limit_s: float | N
         check_sweep(plan)
         command = ["specbench", *sys.argv[1:]]
         with SweepScreen(plan) as screen:
-            summary = run_sweep(plan, screen=screen, command=command, limit_s=limit_s)
+            summary = run_sweep(plan, screen=screen, command=command, **how)
         try:
             table = write_table(results) if results.records() else None
         except RecordError as error:
