@@ -20,7 +20,8 @@ from specbench.kernels.attention import Table
 
 _TABLES = ["tiles", "starts", "counts", "lengths", "pages"]
 _LOG2E = 1.4426950408889634
-_MIN_KEYS = 128  # of a share: fewer cost more to merge than the parallel work saves
+_MIN_KEYS = 128  # of a share, and at least this many for each query of a program: fewer cost more to merge
+_MIN_KEYS_A_QUERY = 4  # than the parallel work saves
 _MAX_SHARES = 64
 _MERGED = 8  # shares that are merged at a time
 _BUSY = 2  # programs a multiprocessor should have
@@ -115,8 +116,8 @@ def attend_kernel(
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    k_first = keys + head * k_head
-    v_first = values + head * v_head
+    k_first = keys + head.to(tl.int64) * k_head  # a head's pages may lie more than 2^31 elements behind the first's
+    v_first = values + head.to(tl.int64) * v_head
     for n in range(start, stop, BLOCK_N):
         index = n + tl.arange(0, BLOCK_N)
         inside = index < stop
@@ -253,11 +254,10 @@ def blocks(layer: Layer) -> Blocks:
     large, full = max(k, v) > 128, layer.dtype == torch.float32
     most = (16 if large else 32) if full else 64
     m = max(16, min(triton.next_power_of_2(layer.tile * layer.shared), most))
-    n = most if full else (32 if large else 64)
-    warps = 8 if m == 64 else 4
-    return Blocks(
-        m, n, k, v, triton.cdiv(layer.tile * layer.shared, m), warps, num_stages=3 if m < 64 and not large else 2
-    )
+    n = 32 if full or large else 64
+    warps = 8 if m == 64 or (full and large) else 4
+    pieces = triton.cdiv(layer.tile * layer.shared, m)
+    return Blocks(m, n, k, v, pieces, num_warps=warps, num_stages=3 if m < 64 and not large else 2)
 
 
 def constants(layer: Layer, *, split: bool) -> dict[str, Any]:
@@ -295,9 +295,18 @@ def merge_constants(layer: Layer) -> dict[str, Any]:
     }
 
 
-def shares_for(programs: int, *, longest: int, processors: int) -> int:
+def merge_warps(layer: Layer) -> int:
+    """Warps of `merge_kernel`."""
+    return 1 if layer.value_width <= 128 else 4
+
+
+def shares_for(layer: Layer, *, tiles: int, longest: int, window: int | None, processors: int) -> int:
     """Over how many programs the keys of a row are split: enough to keep the device busy, none of them too small."""
-    return max(1, min(-(-_BUSY * processors // programs), longest // _MIN_KEYS, _MAX_SHARES))
+    sizes = blocks(layer)
+    programs = tiles * layer.key_heads * sizes.pieces
+    seen = longest if window is None else min(longest, window + layer.tile)
+    fewest = max(_MIN_KEYS, _MIN_KEYS_A_QUERY * sizes.m)
+    return max(1, min(-(-_BUSY * processors // programs), seen // fewest, _MAX_SHARES))
 
 
 def paged_attention(
@@ -330,17 +339,16 @@ def paged_attention(
         capped=softcap is not None,
     )
     sizes, tiles = blocks(layer), table.tiles.shape[0]
-    columns = layer.key_heads * sizes.pieces
-    if shares is None:
-        longest = table.longest if window is None else min(table.longest, window + layer.tile)
-        shares = shares_for(tiles * columns, longest=longest, processors=processors(query.device))
     out = query.new_empty(num_tokens, heads, layer.value_width)
     if tiles == 0:
         return out
+    if shares is None:
+        busy = processors(query.device)
+        shares = shares_for(layer, tiles=tiles, longest=table.longest, window=window, processors=busy)
     split = shares > 1
     partial, weights = _partial(table, out, shares) if split else (out, out)
     with torch.cuda.device_of(query):
-        attend_kernel[tiles, columns, shares](
+        attend_kernel[tiles, layer.key_heads * sizes.pieces, shares](
             query,
             keys,
             values,
@@ -357,12 +365,14 @@ def paged_attention(
             **constants(layer, split=split),
             num_warps=sizes.num_warps,
             num_stages=sizes.num_stages,
+            enable_fp_fusion=True,
         )
         if split:
             merge_kernel[tiles * layer.tile, heads](
                 *(partial, weights, out, table.tiles, table.starts, table.counts, shares),
                 **merge_constants(layer),
-                num_warps=1 if layer.value_width <= 128 else 4,
+                num_warps=merge_warps(layer),
+                enable_fp_fusion=True,
             )
     return out
 

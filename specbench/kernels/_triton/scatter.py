@@ -89,6 +89,7 @@ def scatter_kv(keys: Tensor, values: Tensor, *, slots: Tensor, key: Tensor, valu
             *values.stride(),
             **sizes,
             num_warps=4,
+            enable_fp_fusion=True,
         )
 
 
