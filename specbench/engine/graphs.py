@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-_FIRST_LENGTH = 256  # contexts up to this share a graph; above, every doubling has one
+_FIRST_LENGTH = 512  # contexts up to this share a graph; above, every doubling has one
 
 
 class Recording(Protocol):
@@ -51,13 +51,16 @@ def settings_for(device: torch.device) -> GraphSettings:
 
 
 def row_sizes(max_rows: int) -> tuple[int, ...]:
-    """1, 2, 4, then every 8 up to 64, every 16 up to 256, every 32 beyond; the last one is ``max_rows``."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, max_rows + 32, 32)]
-    return (*(size for size in sizes if size < max_rows), max_rows)
+    """1, 2, 4, 8, then one and a half and two times each power of two; the last one is ``max_rows``.
+
+    Few: every size is captured before the first step, and a run with all its rows busy has the last, which is exact.
+    """
+    sizes = {1, 2, 4, 8} | {part << power for power in range(3, max_rows.bit_length()) for part in (2, 3)}
+    return (*sorted(size for size in sizes if size < max_rows), max_rows)
 
 
 def length_sizes(max_context: int) -> tuple[int, ...]:
-    """256 tokens and its doublings; the last one is ``max_context``."""
+    """512 tokens and its doublings; the last one is ``max_context``."""
     sizes: list[int] = []
     while _FIRST_LENGTH << len(sizes) < max_context:
         sizes.append(_FIRST_LENGTH << len(sizes))
