@@ -11,7 +11,7 @@ ARGS ?=
 # One torch thread: what runs here is many small steps, and two threads on few cores stall as soon as others work too.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-engines bench gpu-train gpu-check gpu-wheels lint clean which-python
+.PHONY: demo test test-engines bench kernels gpu-train gpu-check gpu-wheels lint clean which-python
 .DELETE_ON_ERROR:
 
 # The tested versions, the project as an editable install. Bytecode is left to the first import:
@@ -85,6 +85,11 @@ gpu-wheels: $(STAMP)
 	$(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --implementation cp \
 		--python-version $(GPU_VERSION) $(addprefix --platform ,$(PLATFORM)) -c constraints.txt \
 		-d "$(or $(WHEELS),wheels)" $(LACKS)
+
+# Every Triton kernel for sm_80, sm_90 and sm_100, without a GPU: registers, spills, shared memory, bytes moved.
+#   make kernels ARGS="--only attention_variants --target 90 --out kernels.md"
+kernels: $(DEV_STAMP)
+	$(BIN)/python -m specbench.kernels._triton.compile $(ARGS)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
