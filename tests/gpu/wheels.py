@@ -14,6 +14,7 @@ NEEDED = {
     "torch": "torch", "transformers": "transformers", "tokenizers": "tokenizers", "safetensors": "safetensors",
     "numpy": "numpy", "scipy": "scipy", "pandas": "pandas", "pyarrow": "pyarrow", "psutil": "psutil",
     "pydantic": "pydantic", "pydantic_core": "pydantic_core", "jinja2": "Jinja2", "pytest": "pytest",
+    "hypothesis": "hypothesis", "triton": "triton",
 }  # fmt: skip
 """Module: distribution. What specbench and the reused tests import on the way of the check."""
 
