@@ -11,6 +11,7 @@ import importlib.util
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from inspect import signature
@@ -19,7 +20,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Check = Callable[[], None]
 TESTS = Path(__file__).parents[1] / "kernels"
@@ -74,9 +75,14 @@ class _Moved:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with every tensor in it changed."""
+    """``value`` with every tensor in it changed; modules are copied."""
     if isinstance(value, Tensor):
         return change(value)
+    if isinstance(value, nn.Module):
+        copied = deepcopy(value)
+        for tensor in (*copied.parameters(), *copied.buffers()):
+            tensor.data = change(tensor.data)
+        return copied
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_mapped(part, change) for part in value))
     if isinstance(value, list | tuple):

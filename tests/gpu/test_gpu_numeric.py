@@ -19,17 +19,22 @@ from tests.gpu.scales import DRY
 def test_twins_are_taken_to_the_device_and_what_they_write_is_brought_back() -> None:
     seen: list[Any] = []
 
-    def twin(x: torch.Tensor, *, out: torch.Tensor, view: torch.Tensor) -> tuple[torch.Tensor, int]:
+    def twin(
+        x: torch.Tensor, *, out: torch.Tensor, view: torch.Tensor, layer: torch.nn.Linear
+    ) -> tuple[torch.Tensor, int]:
         shared = out.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
         seen.append((x.data_ptr(), x.stride(), shared))
         out.copy_(2 * x)
-        return x.sum(), 7
+        assert layer.weight.data_ptr() != linear.weight.data_ptr()
+        return layer(x).sum(), 7
 
     module = ModuleType("twin")
     module.twin, module.WIDTH = twin, 4  # type: ignore[attr-defined]
     there = OnDevice(module, torch.device("cpu"))
+    linear = torch.nn.Linear(3, 3, bias=False).requires_grad_(False)
+    linear.weight.copy_(torch.eye(3))
     x, memory = torch.arange(3.0).expand(2, 3), torch.zeros(3, 3)
-    total, seven = there.twin(x, out=memory[1:], view=memory[0])
+    total, seven = there.twin(x, out=memory[1:], view=memory[0], layer=linear)
     assert (float(total), seven, there.WIDTH) == (6.0, 7, 4)
     assert memory.tolist() == [[0, 0, 0], [0, 2, 4], [0, 2, 4]]
     ((pointer, stride, shared),) = seen
