@@ -27,10 +27,14 @@ def install() -> None:
     if hasattr(launch, "quick"):
         return
     prepared: set[frozenset[int]] = set()
+    language = (interpreter.tl, interpreter.tl.core)
+
+    @functools.cache
+    def modules(fn: Any) -> frozenset[int]:
+        return frozenset(id(v) for v in fn.__globals__.values() if isinstance(v, ModuleType) and v in language)
 
     def once(fn: Any) -> Any:
-        language = (interpreter.tl, interpreter.tl.core)
-        key = frozenset(id(v) for v in fn.__globals__.values() if isinstance(v, ModuleType) and v in language)
+        key = modules(fn)
         if key in prepared:
             return _Nothing()
         prepared.add(key)
