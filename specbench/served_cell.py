@@ -30,6 +30,8 @@ from specbench.workloads.patterns import load_options, open_load
 _USUAL_LENGTHS = {"ngram": 4, "draft-model": 4, "eagle3": 3, "mtp": 1}
 """Drafts a step where nobody says; engines have no default of their own, and blocks have their checkpoint's length."""
 
+_LEAST_CONTEXT = 128  # tokens: what the warm-up that looks for drafts needs
+
 _COPIED = (
     "num_prompts", "max_new_tokens", "ignore_eos", "thinking", "temperature", "top_p", "top_k", "seed", "workload",
     "concurrency", "warmup", "kv_memory", "prefill_chunk",
@@ -165,7 +167,7 @@ def _ask(
         dtype=session.dtype,
         threads=session.threads,
         rows=spec.concurrency,
-        max_context=session.limits.max_context,
+        max_context=max(session.limits.max_context, _LEAST_CONTEXT),
         python=_python(session),
         scratch=scratch,
         weights=Path(spec.server.weights).expanduser().absolute() if spec.server.weights is not None else None,
@@ -267,16 +269,6 @@ def measure_served(
                 stop=stop,
             )
     trace = replace(outcome.trace, status=Status.INTERRUPTED if outcome.interrupted else outcome.trace.status)
-    facts = {
-        "backend": spec.backend,
-        "engine": endpoint.engine,
-        "version": endpoint.version,
-        "model": endpoint.model,
-        "endpoint": spec.server.endpoint,
-        "on_this_machine": endpoint.local,
-        **running.facts,
-        **probe,
-    }
     return Measurement(
         trace=trace,
         skipped=outcome.skipped,
@@ -284,8 +276,21 @@ def measure_served(
         memory={},
         notes=_notes(session, outcome, backend.notes, served=len(trace.served)),
         telemetry=sampler.summary(trace) if sampler is not None else None,
-        server=facts,
+        server=_facts(session, running, probe),
     )
+
+
+def _facts(session: Session, running: _Running, probe: dict[str, Any]) -> dict[str, Any]:
+    endpoint = running.endpoint
+    return {
+        "engine": endpoint.engine,
+        "version": endpoint.version,
+        "model": endpoint.model,
+        "endpoint": session.spec.server.endpoint,
+        "on_this_machine": endpoint.local,
+        **running.facts,
+        **probe,
+    }
 
 
 def _served_run(

@@ -60,6 +60,7 @@ def _without_folders(cell: SweepCell) -> dict[str, Any]:
     """The cell's settings; paths of this machine go by their last part."""
     asked = cell.run.model_dump(mode="json", exclude={"out", "methods", "baseline"})
     asked |= {"method": cell.method.name, "draft_length": cell.method.draft_length}
+    asked["server"] = cell.run.server.content()
     asked["target"] = _last(asked["target"])
     asked["tasks"] = [_last(name) for name in asked["tasks"]]
     asked["drafters"] = {method: _last(name) for method, name in asked["drafters"].items()}

@@ -167,6 +167,7 @@ def test_a_busy_server_is_asked_again_when_it_says(server):
         (lambda handler, body: (handler.begin(), handler.event({"choices": [7]})), "a choice that is no object"),
         (lambda handler, body: (handler.begin(), handler.event({"error": {"message": "out of\n memory"}})),
          "reports in its answer: out of memory"),
+        (Answer(chunks=(("x", None),) * 80), "the server does not end"),
         (lambda handler, body: handler.whole(200, "<html>"), "no JSON"),
         (lambda handler, body: handler.whole(200, "{}"), "without a finish reason"),
     ],
