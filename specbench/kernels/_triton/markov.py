@@ -25,7 +25,7 @@ from specbench.types import DraftLogits, Rows
 TILE = 128  # tokens of the vocabulary a program
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def markov_kernel(
     base_ptr,
     base_stride,

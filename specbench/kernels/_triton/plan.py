@@ -2,9 +2,9 @@
 
 Ranks are counted instead of sorted: a candidate's place is the number of candidates before it, so all places are found
 at once and ties fall as in a stable sort. Survivals are multiplied position by position, bit for bit as the definition
-does. Expected tokens are summed as whole numbers of 2^-b (b = 62 less the bits of the number of candidates): such a sum
-is the same in any order, so candidates of equal score tie exactly, and one of score 0 adds nothing. Two capacities
-whose throughputs differ by less than about n * 2^-b, relatively, may be told apart otherwise than by the definition.
+does. Expected tokens are summed as whole numbers of 2^-48: such a sum is the same in any order, so candidates of equal
+score tie exactly, and one of score 0 adds nothing. Two capacities whose throughputs differ by less than about 2^-48
+relatively may be told apart otherwise than by the definition.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from specbench.kernels.plan import Choice, Ranking
 
 _OWN, _OTHERS = 32, 64  # candidates that a program ranks, and that it compares them with at a time
 _BLOCK = 1024
+_BITS = 48  # of a fraction of a token: room for 8192 candidates, and one compiled kernel for all batches
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def survival_kernel(confidence_ptr, stride, count_ptr, out_ptr, rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """The running product of each row's confidences, 0 from its count on."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -46,7 +47,7 @@ def _key(score_ptr, count_ptr, at, total, WIDTH: tl.constexpr, COUNTED: tl.const
     return tl.where(real, tl.where(inside, -score, float("inf")), score), inside
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def rank_kernel(
     score_ptr,
     count_ptr,
@@ -78,7 +79,7 @@ def rank_kernel(
         tl.store(row_ptr + place, (own // WIDTH).to(tl.int64), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "total"])
 def capacity_kernel(
     ordered_ptr, rate_ptr, admitted_ptr, theta_ptr, rows, total, BITS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -105,7 +106,7 @@ def capacity_kernel(
     tl.store(theta_ptr, best)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def admit_kernel(
     place_ptr, inside_ptr, admitted_ptr, length_ptr, rows, width, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -120,7 +121,7 @@ def admit_kernel(
     tl.store(length_ptr + row, tl.sum(chosen.to(tl.int64), axis=1), mask=row < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def lookup_kernel(
     token_ptr, at_ptr, value_ptr, out_ptr, count, points, STEPS: tl.constexpr, LINEAR: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -218,7 +219,7 @@ def best_capacity(scores: Tensor, rates: Tensor) -> Choice:
         choice.theta,
         rows,
         total,
-        BITS=61 - total.bit_length(),  # scores up to 2 and one sign bit
+        BITS=min(_BITS, 61 - total.bit_length()),  # scores up to 2 and one sign bit
         BLOCK=_BLOCK,
         enable_fp_fusion=False,
     )
@@ -299,7 +300,7 @@ def _variants() -> list[Variant]:
             shape,
             types={"ordered_ptr": "*fp64", "rate_ptr": "*fp64", "admitted_ptr": "*i64", "theta_ptr": "*fp64"}
             | {"rows": "i32", "total": "i32"},
-            constants={"BITS": 61 - total.bit_length(), "BLOCK": _BLOCK},
+            constants={"BITS": _BITS, "BLOCK": _BLOCK},
             moved=total * 16 + 24,
             fewest=total * 16 + 24,
         ),

@@ -41,7 +41,7 @@ def draw(seed, number, anchor, offset, PURPOSE: tl.constexpr):
     return bits.to(tl.int64).to(tl.float64) * 1.1102230246251565e-16  # 2 ** -53
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def uniform_kernel(
     seed_ptr, number_ptr, anchor_ptr, out_ptr, count, OFFSETS: tl.constexpr, PURPOSE: tl.constexpr, BLOCK: tl.constexpr
 ):
