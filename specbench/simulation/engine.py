@@ -44,6 +44,7 @@ class ReplayModel:
     """Stands for the target's forward: it always says `RIGHT`, after the seconds that the step costs."""
 
     layer_shapes: ClassVar[tuple[LayerShape, ...]] = ()
+    layer_devices: ClassVar[tuple[torch.device, ...]] = ()
     dtype = torch.float32
     device = torch.device("cpu")
     vocab_size = 2
@@ -168,6 +169,7 @@ class ReplayEngine(Engine):
             prefill_budget=prefill_budget,
             clock=clock,
             method=method,
+            free_memory=lambda device: None,  # pages without layers take none
         )
         self.timer = ClockTimer(clock)
         self.recorder = Recorder(self.timer)
