@@ -72,7 +72,7 @@ gpu-train:
 # with the interpreter that is there: make gpu-check GPU_PYTHON=python3 OUT=results WHEELS=wheels ARGS="--only numeric,sps"
 WHEELS ?=
 gpu-check:
-	PYTHONPATH=.:drafters:tasks:leaderboard$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) -m tests.gpu \
+	PYTHONPATH=.:drafters:tasks:leaderboard$${PYTHONPATH:+:$$PYTHONPATH} $(GPU_PYTHON) tests/gpu \
 		--out "$(if $(filter file,$(origin OUT)),runs/gpu-check,$(OUT))" $(if $(DRY),--dry) \
 		$(if $(WHEELS),--wheels "$(WHEELS)") $(ARGS)
 

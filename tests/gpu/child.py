@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import importlib
 import sys
 import time
@@ -68,8 +67,3 @@ def _section(name: str, context: Context, *, left_s: float, seconds: float) -> b
     (context.state / "current").unlink(missing_ok=True)
     print(f"{name}: {status} after {spent:.1f} s", flush=True)
     return alive
-
-
-if __name__ == "__main__":
-    gc.freeze()  # what was imported is never garbage: the collections between sections need not look at it
-    sys.exit(main(sys.argv[1:]))

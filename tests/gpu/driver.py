@@ -76,8 +76,9 @@ class Check:
     def _start(self, waiting: list[str]) -> subprocess.Popen[bytes]:
         (self.state / "current").unlink(missing_ok=True)
         command = [
-            sys.executable, "-m", "tests.gpu.child", "--state", str(self.state), "--only", ",".join(waiting),
-            "--left", f"{self.total_s - self.spent_s():.1f}", *(["--dry"] if self.dry else []),
+            sys.executable, str(Path(__file__).parent), "--child", "--state", str(self.state),
+            "--only", ",".join(waiting), "--left", f"{self.total_s - self.spent_s():.1f}",
+            *(["--dry"] if self.dry else []),
         ]  # fmt: skip
         return subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL)
 
@@ -261,6 +262,8 @@ def _environment(held: Path, wheel_folder: Path | None, *, dry: bool) -> dict[st
         **os.environ,
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        "TQDM_DISABLE": "1",
+        "TMPDIR": str(held),
         "PYTHONPATH": os.pathsep.join(filter(None, places)),
         "SPECBENCH_HOME": str(held / "home"),
         "TRITON_INTERPRET": "1" if dry else "0",  # said before the tests' support modules ask for the interpreter

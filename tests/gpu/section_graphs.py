@@ -61,7 +61,7 @@ def _kernel_seconds(engine: Engine) -> float:
     activities = [torch.profiler.ProfilerActivity.CUDA]
     device = engine.lm.device
     wait(device)
-    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+    with torch.profiler.profile(activities=activities) as profiler:
         rounds(engine, warmup=0, repeats=_PROFILED, budget=Budget(30.0), least=_PROFILED)
         wait(device)
     spans = [

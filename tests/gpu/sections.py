@@ -22,11 +22,11 @@ class Section:
 SECTIONS = (
     Section("device", "copy bandwidth, matrix rates, driver and clocks", 5, 2),
     Section("numeric", "kernels against their definitions, and the engine's recipes, on the device", 42, 15),
-    Section("sps", "steps a second against tokens in the batch, and the forward against the roofline", 32, 4),
+    Section("sps", "steps a second against tokens in the batch, and the forward against the roofline", 40, 4),
     Section("cycle", "T_draft and T_verify by method, batch and context, against the roofline", 45, 6),
     Section("head", "what the sequential head adds to a round", 10, 3),
     Section("graphs", "CUDA graphs against single launches, and the cycle's time outside kernels", 8, 3),
-    Section("load", "throughput against tok/s/user, fixed against load-aware, with synthetic acceptance", 72, 8),
+    Section("load", "throughput against tok/s/user, fixed against load-aware, with synthetic acceptance", 66, 8),
 )
 NAMES = tuple(section.name for section in SECTIONS)
 TOTAL_S, DRY_TOTAL_S = 225.0, 55.0

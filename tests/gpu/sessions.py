@@ -165,7 +165,7 @@ def _contestant(
     )
     name, _, argument = arm.policy.partition(":")
     told = PolicyContext(
-        max_rows=session.spec.concurrency,
+        max_rows=session.view.max_rows,
         device=context.device,
         method=arm.method,
         cost=cost,
