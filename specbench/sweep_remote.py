@@ -126,8 +126,8 @@ class RemoteSweep:
                 self._process.screen.started(cell)
 
     def _job(self, group: Group, todo: list[SweepCell]) -> Job:
-        results = self._process.results
-        held = [results.finished[cell.key] for cell in group.cells if cell.key in results.finished]
+        results, control = self._process.results, group.control
+        held = [] if control is None or control.key not in results.finished else [results.finished[control.key]]
         return Job(
             key=group.key,
             sweep=self._process.sweep,

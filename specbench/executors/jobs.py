@@ -45,7 +45,7 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The cells of a group that are to be measured. ``done`` are the records that the group has already."""
+    """The cells of a group that are to be measured. ``done`` is the group's control where it has one already."""
 
     key: str  # of the group
     sweep: str
