@@ -46,8 +46,8 @@ def _masses(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Of the tokens whose scaled logit is at least ``floor``: how many, or with WEIGH the sum of exp(scaled - top),
-    have a logit of at least each of three values; float64."""
+    """How many tokens have a logit of at least each of three values, float64; with WEIGH the sum of exp(scaled - top)
+    of those, where only tokens whose scaled logit is at least ``floor`` count."""
     tile = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     one = tl.zeros([ROWS], tl.float64)
     two = tl.zeros([ROWS], tl.float64)
@@ -55,10 +55,10 @@ def _masses(
     for start in range(0, width, ROWS * COLUMNS):
         at = start + tile
         x = tl.load(row_ptr + at, mask=at < width, other=-float("inf")).to(tl.float32)
-        y = scaled(x, temperature)
-        w = tl.where((at < width) & (y >= floor), 1.0, 0.0)
+        w = tl.where(at < width, 1.0, 0.0)
         if WEIGH:
-            w = tl.where(w > 0.0, tl.exp(y - top), 0.0)
+            y = scaled(x, temperature)
+            w = tl.where((at < width) & (y >= floor), tl.exp(y - top), 0.0)
         one += tl.sum(tl.where(x >= first, w, 0.0), axis=1).to(tl.float64)
         two += tl.sum(tl.where(x >= second, w, 0.0), axis=1).to(tl.float64)
         three += tl.sum(tl.where(x >= third, w, 0.0), axis=1).to(tl.float64)
