@@ -36,11 +36,12 @@ _CONFIDENCE_LOGIT = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A contestant of the loads. ``policy`` as on the command line."""
+    """A contestant of the loads. ``policy`` as on the command line; ``graphs``: steps padded, captured on a GPU."""
 
     method: str
     draft_length: int
     policy: str = "fixed"
+    graphs: bool = True
 
     @property
     def label(self) -> str:
@@ -125,7 +126,10 @@ def run_arm(
     methods = (MethodSpec(name=arm.method, draft_length=arm.draft_length if drafting else None),)
     session = replace(
         session,
-        spec=session.spec.model_copy(update={"methods": methods, "policy": arm.policy, "synthetic_rates": rates}),
+        spec=session.spec.model_copy(
+            update={"methods": methods, "policy": arm.policy, "synthetic_rates": rates, "graphs": arm.graphs}
+        ),
+        graphs=arm.graphs,
     )
     contestant, found = _contestant(context, shape, arm, session, cost=cost, rates=rates)
     hashes = {} if cost is None or arm.policy == "fixed" else {"cost_table": cost.sha256()}
