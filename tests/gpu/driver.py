@@ -22,7 +22,7 @@ from tests.gpu import findings, report, wheels
 from tests.gpu.sections import DRY_END_S, DRY_TOTAL_S, GRACE_S, SECTIONS, TOTAL_S
 
 ARCHIVE_BYTES = 14 * 2**20  # a file of results stays under 16 MB
-MAX_ARCHIVES = 5  # beside the results, the report and the table: at most eight files
+MAX_ARCHIVES = 5  # with the results and the report at most eight files
 CONFIGURATION_ERROR = 2
 _POLL_S = 0.2
 
@@ -64,7 +64,7 @@ class Check:
                 self._settle(waiting, "interrupted")
                 self.write()
                 raise
-            if process.returncode == CONFIGURATION_ERROR:
+            if process.returncode == CONFIGURATION_ERROR and len(waiting) == len(self.names):
                 self.refused = True
                 break
             waiting = self._settle(waiting, stopped or f"the process ended with code {process.returncode}")
@@ -156,18 +156,16 @@ class Check:
 
     def write(self) -> None:
         """``results.json``, ``report.md`` and the records, each replaced whole."""
-        results = self.collected()
+        packed, left_out = archives(self.state / "records")
+        results = self.collected() | {"records_left_out": left_out}
         _replace(self.out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
         _replace(self.out / "report.md", report.to_markdown(results).encode())
-        for name, data in archives(self.state / "records"):
+        for name, data in packed:
             _replace(self.out / name, data)
 
 
-def archives(folder: Path) -> list[tuple[str, bytes]]:
-    """Complete records with their rounds, packed into archives of at most `ARCHIVE_BYTES`.
-
-    Errors: OSError when more records were written than the archives hold.
-    """
+def archives(folder: Path) -> tuple[list[tuple[str, bytes]], list[str]]:
+    """Complete records with their rounds in archives of at most `ARCHIVE_BYTES`, and the records that had no room."""
     groups: list[list[Path]] = []
     room = 0
     for record in sorted(folder.glob("*.json")) if folder.is_dir() else []:
@@ -178,11 +176,8 @@ def archives(folder: Path) -> list[tuple[str, bytes]]:
             room = ARCHIVE_BYTES
         groups[-1] += files
         room -= size
-    if len(groups) > MAX_ARCHIVES:
-        raise OSError(
-            f"{folder} holds more than {MAX_ARCHIVES} archives of {ARCHIVE_BYTES // 2**20} MB; run fewer cells"
-        )
-    return [(f"records-{index + 1}.zip", _zip(files)) for index, files in enumerate(groups)]
+    packed = [(f"records-{index + 1}.zip", _zip(files)) for index, files in enumerate(groups[:MAX_ARCHIVES])]
+    return packed, [path.stem for files in groups[MAX_ARCHIVES:] for path in files if path.suffix == ".json"]
 
 
 def _zip(files: list[Path]) -> bytes:

@@ -14,6 +14,8 @@ def to_markdown(results: Mapping[str, Any]) -> str:
     if results["dry"]:
         lines += ["Dry run: tiny shapes on a CPU. It shows that the script works; its times say nothing of a GPU.", ""]
     lines += [*_summary(results), "", *_aims(results), ""]
+    if results.get("records_left_out"):
+        lines += [f"Records that had no room in the archives: {', '.join(results['records_left_out'])}", ""]
     for section in results["sections"]:
         lines += [*_section(section), ""]
     return "\n".join(lines).rstrip() + "\n"
