@@ -339,7 +339,7 @@ def paged_attention(
         capped=softcap is not None,
     )
     sizes, tiles = blocks(layer), table.tiles.shape[0]
-    out = query.new_empty(num_tokens, heads, layer.value_width)
+    out = torch.empty(num_tokens, heads, layer.value_width, dtype=query.dtype, device=query.device)
     if tiles == 0:
         return out
     if shares is None:
@@ -382,6 +382,7 @@ def _partial(table: Table, out: Tensor, shares: int) -> tuple[Tensor, Tensor]:
     num_tokens, heads, width = out.shape
     key = (num_tokens, heads, shares, width)
     if key not in table.kept:
-        table.kept[key] = out.new_empty(num_tokens * heads * shares * (width + 1), dtype=torch.float32)
-    sums, weights = table.kept[key].split([num_tokens * heads * shares * width, num_tokens * heads * shares])
-    return sums, weights
+        size = num_tokens * heads * shares * (width + 1)
+        table.kept[key] = torch.empty(size, dtype=torch.float32, device=out.device)
+    each = num_tokens * heads * shares
+    return table.kept[key][: each * width], table.kept[key][each * width :]
