@@ -1,4 +1,4 @@
-"""Shared settings: one torch thread (the suite runs beside other work), and Ctrl-C as a terminal would deliver it."""
+"""Shared settings: one torch thread (the suite runs beside other work), kernels interpreted, Ctrl-C as usual."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, by whichever test comes first
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: kernels run here without a GPU
 sys.path.insert(0, str(Path(__file__).parent))
 # A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that.
