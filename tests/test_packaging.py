@@ -87,11 +87,13 @@ def test_the_import_contracts_hold() -> None:
 
 def test_every_direct_requirement_has_a_tested_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    names = {_name(requirement) for requirement in needed}
+    extras = project["optional-dependencies"].values()
+    needed = [*project["dependencies"], *(requirement for extra in extras for requirement in extra)]
+    names = {_name(requirement) for requirement in needed} - {"specbench-llm"}
     lines = [line.strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
     pins = [line for line in lines if line and not line.startswith("#")]
-    assert all(pin.count("==") == 1 and "+" not in pin for pin in pins)  # no local version: it exists on one index only
+    exact = [pin for pin in pins if not pin.startswith("triton>=")]  # a build of torch decides which triton it takes
+    assert all(pin.count("==") == 1 and "+" not in pin for pin in exact)  # no local version: it exists on one index only
     assert names - {_name(pin) for pin in pins} == set()
 
 

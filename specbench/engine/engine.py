@@ -21,7 +21,7 @@ from specbench.engine.trace import Recorder, cut, make_round
 from specbench.engine.verify import Verifier
 from specbench.errors import CapacityError
 from specbench.modeling.padded_layout import SPARE_PAGES
-from specbench.modeling.pool import KVPool, size_pool
+from specbench.modeling.pool import KVPool, pages_for, size_pool
 from specbench.types import Load, Request, RunTrace, Sampling, Status, TokenEvent
 
 
@@ -78,6 +78,7 @@ class Engine:
             device=self.lm.device,
             spare=0 if graphs is None else SPARE_PAGES,
             devices=self.lm.layer_devices,
+            rows=max_rows if pages // max_rows >= pages_for(self.max_context) else None,
         )
         self.scheduler = Scheduler(
             self.pool, max_rows=max_rows, prefill_budget=prefill_budget, draft_length=policy.draft_length

@@ -78,7 +78,7 @@ class Scheduler:
                 prefill.append(Chunk(sequence, count))
                 budget -= count
         prefill = [c for c in prefill if c.sequence.slot is not None]
-        decode = [s for s in decode if s.slot is not None]
+        decode = sorted((s for s in decode if s.slot is not None), key=lambda s: s.slot or 0)  # as their pages lie
         admitted = self._admit(prefill, budget, now_s) if not preempted else []
         assert decode or prefill or not self.running, "running sequences but nothing to do"
         return StepPlan(decode, prefill, admitted, preempted)
@@ -101,7 +101,7 @@ class Scheduler:
                 sequence.admitted_s = now_s
             self.running.append(sequence)
             count = min(budget, sequence.prefill_length)
-            taken = self.pool.take(pages_for(count))
+            taken = self.pool.take(pages_for(count), row=sequence.slot)
             assert taken is not None, "admission checked the free pages"
             sequence.pages = taken
             promised += _promised(sequence)
@@ -116,7 +116,8 @@ class Scheduler:
             missing = pages_for(tokens) - len(sequence.pages)
             if missing <= 0:
                 return True
-            taken = self.pool.take(missing)
+            assert sequence.slot is not None, "a running sequence has a slot"
+            taken = self.pool.take(missing, row=sequence.slot, held=len(sequence.pages))
             if taken is not None:
                 sequence.pages += taken
                 return True

@@ -18,7 +18,7 @@ class Group(Protocol):
     tokens: Tensor  # [b, q]
     pages: Tensor  # [b, P]
     span: tuple[int, int] | None
-    run: int | None
+    run: tuple[int, int] | None
     kv_length: int
     valid: Tensor | None
     gathered: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor]
@@ -117,19 +117,22 @@ def _attend(
 def _context(pool: Tensor, group: Group, *, name: str, dtype: torch.dtype) -> Tensor:
     """Keys or values of the group's rows in ``dtype``: [b, Hkv, L, D], each head's context front to back in memory.
 
-    A view when the only row's pages are one run. Gathered and converted ones go to memory that the group keeps for its
-    next layer: taking it from the system anew for every layer costs several times the copy.
+    A view when each row's pages are one run and the runs lie at equal distances. Gathered and converted ones go to
+    memory that the group keeps for its next layer: taking it anew for every layer costs several times the copy.
     """
     b, num_pages = group.pages.shape
     by_head = pool.permute(2, 0, 1, 3)  # [Hkv, pages, PAGE, D]
-    if group.run is not None:
-        rows = by_head[:, group.run : group.run + num_pages]
+    heads, _, page, width = by_head.shape
+    shape = (heads, b, num_pages, page, width)
+    if group.run is not None and group.run[0] + (b - 1) * group.run[1] + num_pages <= pool.shape[0]:
+        first, apart = group.run
+        strides = by_head.stride()
+        rows = by_head[:, first:].as_strided(shape, (strides[0], apart * strides[1], *strides[1:]))
     else:
         kept = _kept(group, name, by_head, dtype=pool.dtype)
-        rows = torch.index_select(by_head, 1, group.pages.flatten(), out=kept)
+        rows = torch.index_select(by_head, 1, group.pages.flatten(), out=kept).view(shape)
     if pool.dtype != dtype:
-        rows = _kept(group, name, by_head, dtype=dtype).copy_(rows)
-    heads, width = by_head.shape[0], by_head.shape[-1]
+        rows = _kept(group, name, by_head, dtype=dtype).view(shape).copy_(rows)
     return rows.reshape(heads, b, -1, width)[:, :, : group.kv_length].transpose(0, 1)
 
 

@@ -14,6 +14,7 @@ from specbench.modeling.pool import PAGE
 from specbench.modeling.row_table import RowTable
 
 _SPLIT = 512  # padded keys that a further group must save: about what its calls cost
+_PADDED = 1.5  # keys read, padding included, over real ones: gathering costs more than reading so much in place
 _LONG = 64  # rows with more query tokens than this are attended on their own: padding others to them would waste work
 
 
@@ -40,7 +41,7 @@ class RowGroup:
     lengths: Tensor  # [b] int64
     pages: Tensor  # [b, P] int64
     span: tuple[int, int] | None  # flat range when the rows are contiguous and equally wide: a view, no gather
-    run: int | None  # first page when the only row's pages are one contiguous run: a view, no gather
+    run: tuple[int, int] | None  # first page, and pages from row to row, when such runs hold all: a view, no gather
     kv_length: int
     valid: Tensor | None  # [n] flat indices into [b * q]; None when nothing is padding
     full: bool  # every key is visible to every query (one query at the end of the only row)
@@ -92,8 +93,16 @@ class BatchLayout:
             return cls(both[0], both[1], (), len(positions), RowTable.build(rows, device))
         short = [r for r in rows if r.count <= _LONG]
         long = [r for r in rows if r.count > _LONG]
-        groups = [_group(g, device) for g in (_by_length(short) if short else []) + [[r] for r in long]]
+        groups = [_group(g, device) for g in (_split(short) if short else []) + [[r] for r in long]]
         return cls(both[0], both[1], tuple(groups), len(positions))
+
+
+def _split(rows: list[RowSpan]) -> list[list[RowSpan]]:
+    """One group where all contexts can be read in place and little of that is padding; else groups by length."""
+    longest = max(r.length for r in rows)
+    if len(rows) * longest <= _PADDED * sum(r.length for r in rows) and _run(rows, -(-longest // PAGE)) is not None:
+        return [rows]
+    return _by_length(rows)
 
 
 def _by_length(rows: list[RowSpan]) -> list[list[RowSpan]]:
@@ -118,18 +127,24 @@ def _group(rows: Sequence[RowSpan], device: torch.device) -> RowGroup:
     valid = [b * width + i for b, r in enumerate(rows) for i in range(r.count)] if padded else None
     adjacent = all(a.start + a.count == b.start for a, b in pairwise(rows))
     only = rows[0] if len(rows) == 1 else None
-    run = None
-    if only is not None:
-        held = list(only.pages[:num_pages])
-        run = held[0] if held == list(range(held[0], held[0] + num_pages)) else None
     return RowGroup(
         tokens=torch.tensor(tokens, dtype=torch.int64).to(device, non_blocking=True),
         positions=torch.tensor(positions, dtype=torch.int64).to(device, non_blocking=True),
         lengths=torch.tensor([r.length for r in rows], dtype=torch.int64).to(device, non_blocking=True),
         pages=torch.tensor(pages, dtype=torch.int64).to(device, non_blocking=True),
         span=(rows[0].start, rows[-1].start + rows[-1].count) if adjacent and not padded else None,
-        run=run,
+        run=_run(rows, num_pages),
         kv_length=kv_length,
         valid=None if valid is None else torch.tensor(valid, dtype=torch.int64).to(device, non_blocking=True),
         full=only is not None and only.count == 1,
     )
+
+
+def _run(rows: Sequence[RowSpan], num_pages: int) -> tuple[int, int] | None:
+    """First page of the first row and the distance to the next row's, where every row's pages are one run."""
+    first = [r.pages[0] for r in rows]
+    apart = first[1] - first[0] if len(rows) > 1 else num_pages
+    regular = apart >= num_pages and all(b - a == apart for a, b in pairwise(first))
+    if regular and all(list(r.pages) == list(range(r.pages[0], r.pages[0] + len(r.pages))) for r in rows):
+        return first[0], apart
+    return None

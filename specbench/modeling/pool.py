@@ -35,6 +35,8 @@ class KVPool:
 
     ``spare`` pages more follow the others and are never handed out: the padding of a padded batch is written there.
     ``devices`` places each layer's pages, where layers of a model are on several devices; None: all on ``device``.
+    With ``rows`` the pages are shared out once: each of so many rows has an equal run of its own, which must hold its
+    longest sequence. Contexts then lie at equal distances, and attention reads those of many rows where they are.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class KVPool:
         device: torch.device,
         spare: int = 0,
         devices: Sequence[torch.device] | None = None,
+        rows: int | None = None,
     ) -> None:
         self.layers = layers
+        self._share = None if rows is None else num_pages // rows  # pages of each row
         self.num_pages = num_pages
         self.devices = (device,) * len(layers) if devices is None else tuple(devices)
         assert len(self.devices) == len(layers), "one device a layer"
@@ -58,25 +62,34 @@ class KVPool:
         self.keys = [taken(s.num_heads, s.key_dim, at) for s, at in zip(layers, self.devices)]
         self.values = [taken(s.num_heads, s.value_dim, at) for s, at in zip(layers, self.devices)]
         self._free = list(range(num_pages - 1, -1, -1))  # descending: pop gives ascending, so runs stay contiguous
+        self._held = 0
 
     @property
     def num_free(self) -> int:
         """Pages that no sequence holds."""
-        return len(self._free)
+        return len(self._free) if self._share is None else self.num_pages - self._held
 
     def bytes(self) -> int:
         """Bytes of all pages."""
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
-    def take(self, count: int) -> list[int] | None:
-        """``count`` page ids, or None (and nothing taken) when fewer are free."""
+    def take(self, count: int, *, row: int = 0, held: int = 0) -> list[int] | None:
+        """``count`` page ids for a row that holds ``held``, or None (and nothing taken) when fewer are free."""
+        if self._share is not None:
+            assert held + count <= self._share, "a row's share holds its longest sequence"
+            self._held += count
+            first = row * self._share + held
+            return list(range(first, first + count))
         if count > len(self._free):
             return None
         return [self._free.pop() for _ in range(count)]
 
     def give_back(self, pages: list[int]) -> None:
         """Return pages. They are sorted in, so that later sequences get contiguous runs again."""
-        if pages:
+        if self._share is not None:
+            self._held -= len(pages)
+            assert self._held >= 0, "a page was returned twice"
+        elif pages:
             self._free.extend(pages)
             self._free.sort(reverse=True)
         assert len(self._free) <= self.num_pages, "a page was returned twice"

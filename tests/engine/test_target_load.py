@@ -34,9 +34,9 @@ def test_float32_from_any_file(
     reads: list[object] = []
     read = loading._read
 
-    def counted(path: Path, dtype: object, trust_remote_code: bool) -> object:
+    def counted(path: Path, dtype: object, trust_remote_code: bool, **rest: object) -> object:
         reads.append(dtype)
-        return read(path, dtype, trust_remote_code)
+        return read(path, dtype, trust_remote_code, **rest)
 
     monkeypatch.setattr(loading, "_read", counted)
     target = Target.load(tmp_path, dtype="float32")

@@ -41,9 +41,9 @@ def seat(engine: Engine, *, rows: int, context: int, sampling: Sampling | None =
             )
         )
         sequence = engine.scheduler.waiting.pop()
-        pages = engine.pool.take(pages_for(context))
-        assert pages is not None, "the pool was sized for these rows"
         sequence.slot = engine.scheduler._free_slots.pop()
+        pages = engine.pool.take(pages_for(context), row=sequence.slot)
+        assert pages is not None, "the pool was sized for these rows"
         sequence.pages, sequence.computed, sequence.admission = pages, context, number
         sequence.output, sequence.first_token = [ids[context + number]], 1
         sequence.token_times_s, sequence.admitted_s = [0.0], 0.0
