@@ -40,7 +40,8 @@ class Recorder:
     @classmethod
     def of(cls, session: Session, *, command: Sequence[str]) -> Recorder:
         """Looks at code and machine once."""
-        return cls(session, command, provenance.collect(device=session.device, threads=session.threads))
+        machine = provenance.collect(device=session.device, threads=session.threads)
+        return cls(session, command, {**machine, **_kernels(session.device)})
 
     @property
     def warnings(self) -> list[str]:
@@ -168,6 +169,17 @@ def _where(error: Exception) -> str | None:
     return f"{Path(last.filename).name}:{last.lineno} in {last.name}"
 
 
+def _kernels(device: str) -> dict[str, str]:
+    """What a CUDA device's operations run as; times with other kernels are not comparable."""
+    if not device.startswith("cuda"):
+        return {}
+    import torch
+
+    from specbench.kernels.dispatch import kernels_on
+
+    return {"kernels": str(kernels_on(torch.device(device)))}
+
+
 def _how(cell: PlannedCell, measured: Measurement | None) -> dict[str, Any]:
     """What the measurement adds to the provenance: memory, padded steps, the server."""
     found: dict[str, Any] = {"memory": measured.memory if measured is not None else {}}
@@ -232,6 +244,7 @@ def _comparability(session: Session, cell: PlannedCell, machine: dict[str, Any])
             "torch": str(machine.get("packages", {}).get("torch", provenance.UNKNOWN)),
             "driver": gpu.get("driver"),
             "graphs": spec.graphs,
+            "kernels": machine.get("kernels"),
         },
     }
     return key if cell.served is None else {**key, **served_key(cell, key)}

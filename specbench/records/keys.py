@@ -50,6 +50,7 @@ class TimingKey(_Strict):
     torch: str
     driver: str | None
     graphs: bool = False  # steps in fixed shapes, captured on a CUDA device
+    kernels: str | None = None  # on a CUDA device: the kernels of its operations
 
 
 class ComparabilityKey(_Strict):
@@ -73,10 +74,11 @@ class ComparabilityKey(_Strict):
     timing: TimingKey
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, as kept in a record; ``graphs`` only where they were used, as older keys have none."""
+        """Plain JSON values, as kept in a record. Older keys have no ``graphs`` and ``kernels``: only where used."""
         plain = self.model_dump(mode="json")
-        if not plain["timing"]["graphs"]:
-            del plain["timing"]["graphs"]
+        for name in ("graphs", "kernels"):
+            if not plain["timing"][name]:
+                del plain["timing"][name]
         return plain
 
     def sha256(self) -> str:
@@ -114,6 +116,7 @@ _WORDS = {
     "timing.torch": "torch version",
     "timing.driver": "driver version",
     "timing.graphs": "steps in fixed shapes",
+    "timing.kernels": "kernels",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from specbench.kernels import dispatch
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
+    monkeypatch.setattr(dispatch, "_new_enough", lambda device: True)
     dispatch._choice.cache_clear()
 
 
@@ -52,6 +54,21 @@ def test_tensors_that_want_gradients_get_the_definition(monkeypatch: pytest.Monk
     assert not dispatch.uses_triton(on_cuda(requires_grad=True))
     with torch.no_grad():
         assert dispatch.uses_triton(on_cuda(requires_grad=True))
+
+
+def test_definitions_run_on_devices_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, object())
+    monkeypatch.setattr(dispatch, "_new_enough", lambda device: False)
+    assert not dispatch.uses_triton(on_cuda())
+    assert dispatch.kernels_on(torch.device("cuda")) == "torch"
+
+
+def test_records_say_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, object())
+    assert dispatch.kernels_on(torch.device("cpu")) is None
+    assert dispatch.kernels_on(torch.device("cuda")) == f"triton {importlib.metadata.version('triton')}"
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    assert dispatch.kernels_on(torch.device("cuda")) == "torch"
 
 
 def test_a_misspelt_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,14 @@ def test_the_machine_matters_for_timings_only(name: str, value: object) -> None:
         require_rankable(pair, timings=True)
 
 
+def test_other_kernels_are_named_and_older_keys_stay_as_they_are() -> None:
+    torch_kernels, triton_kernels = (build_key(key_with("timing.kernels", name)) for name in ("torch", "triton 3.6.0"))
+    told = differences(torch_kernels.as_dict(), triton_kernels.as_dict(), timings=True)
+    assert told == ["kernels: torch against triton 3.6.0"]
+    assert build_key(KEY).as_dict()["timing"] == KEY["timing"]
+    assert build_key(key_with("timing.kernels", None)).sha256() == build_key(KEY).sha256()
+
+
 def test_every_field_of_the_key_has_a_word() -> None:
     text = differences(build_key(KEY).as_dict(), {}, timings=True)
     assert not any("." in phrase.split(":")[0] or "_" in phrase.split(":")[0] for phrase in text)
