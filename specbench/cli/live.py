@@ -64,10 +64,14 @@ class LiveProgress:
 
     def finished(self, result: Any) -> None:
         """A cell has ended (a `specbench.runner.CellResult`): one line of it, above the bar."""
-        tau, speed = result.record.find("tau"), result.record.find("decode_tokens_per_s")
+        from specbench.report import numbers
+
+        tau, speed = result.record.find("tau"), numbers.decode_speed(result.record)
         parts = [f"{result.label}: {result.record.status}"]
-        if tau is not None and speed is not None:
-            parts.append(f"tau {tau.value:.2f}, {speed.value:.1f} tok/s")
+        if tau is not None:
+            parts.append(f"tau {tau.value:.2f}")
+        if speed != numbers.ABSENT:
+            parts.append(f"{speed} tok/s")
         self._console.print(", ".join(parts), markup=False, highlight=False, soft_wrap=True)
 
     def _close(self) -> None:

@@ -105,6 +105,9 @@ class SweepScreen:
 
 def _numbers(record: Any) -> tuple[str, str, str]:
     """Accepted length, speed and speed-up over the whole cell; empty where there is none."""
-    found = [record.find(name) for name in ("tau", "decode_tokens_per_s", "speed_up")]
-    tau, speed, gain = (None if row is None else row.value for row in found)
-    return tuple("" if v is None else f"{v:.{d}f}" for v, d in ((tau, 2), (speed, 1), (gain, 2)))  # type: ignore[return-value]
+    from specbench.report import numbers
+
+    gain = numbers.gain(record).partition(" ")[0]  # without its interval
+    found = (numbers.number(record.find("tau")), numbers.decode_speed(record), gain)
+    tau, speed, gain = ("" if text == numbers.ABSENT else text for text in found)
+    return tau, speed, gain

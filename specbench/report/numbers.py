@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from specbench.records.schema import EstimateRow
+from collections.abc import Mapping
+
+from specbench.records.schema import EstimateRow, Record
 
 ABSENT = "-"
+CLIENT = "*"
+"""Marks a figure by the client's clock, which stands where a server shows no rounds to time."""
+CLIENT_LEGEND = f"{CLIENT} by the client's clock: from the first visible token to the last, the network included"
 DECIMALS = {
     "tokens per round": 2,
     "tokens per chunk": 2,
@@ -64,6 +69,27 @@ def bounded(row: EstimateRow | None) -> str:
     """Value with its interval: ``2.25 [2.10,2.41]``. No space inside the brackets: it must not break there."""
     limits = bounds(row)
     return number(row) if limits is None else f"{number(row)} [{limits[0]},{limits[1]}]"
+
+
+def decode_speed(record: Record, scope: Mapping[str, str] | None = None) -> str:
+    """Tokens/s of decoding; of a server's row the client's, marked."""
+    found = record.find("decode_tokens_per_s", **(scope or {}))
+    if found is not None:
+        return number(found)
+    clients = record.find("client_tokens_per_s", **(scope or {}))
+    return ABSENT if clients is None else number(clients) + CLIENT
+
+
+def gain(record: Record, scope: Mapping[str, str] | None = None, *, alone: bool = False) -> str:
+    """Speed-up with its interval; of a server's row the client's, marked.
+
+    That is known over the whole run only: ``alone`` says that the scope is all of it.
+    """
+    found = record.find("speed_up", **(scope or {}))
+    if found is not None:
+        return bounded(found)
+    clients = record.find("client_speed_up") if alone or not scope else None
+    return ABSENT if clients is None else bounded(clients).replace(number(clients), number(clients) + CLIENT, 1)
 
 
 def milliseconds(row: EstimateRow | None) -> str:

@@ -29,6 +29,8 @@ def quality_table(records: Sequence[Record]) -> RenderableType:
                 table.add_row(*_cells(record, row))
     notes = dict.fromkeys(note for record in records for note in record.notes)
     legend = "intervals: bootstrap over items; differences are paired by item"
+    if any(record.find("client_tokens_per_s") is not None for record in records):
+        legend += f"\n{numbers.CLIENT_LEGEND}"
     return Group(table, Text(legend, "dim"), *(Text(f"note: {note}", style="dim") for note in notes))
 
 
@@ -43,8 +45,8 @@ def _cells(record: Record, score: EstimateRow) -> list[str]:
         _bounded(score),
         _bounded(record.find("item_score_difference", **scope)),
         numbers.number(record.find("tau")),
-        numbers.number(record.find("decode_tokens_per_s")),
-        numbers.bounded(record.find("speed_up")),
+        numbers.decode_speed(record),
+        numbers.gain(record),
         record.verdict.outcome if record.verdict is not None else numbers.ABSENT,
     ]
 

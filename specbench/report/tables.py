@@ -50,7 +50,7 @@ def summary(records: Sequence[Record], *, with_histogram: bool = False) -> Rende
     """The closing table of a run: a block per domain and one for all, a row per method.
 
     tau and speed-up with their 95 % intervals over prompts; tok/s of decoding; times are means per pure decode round
-    in ms. Failed and interrupted cells are named below the table.
+    in ms. What a server answered is timed by the client, and marked so. Failed and interrupted cells are named below the table.
     """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, header_style="bold")
     table.add_column("method", no_wrap=True)
@@ -67,21 +67,22 @@ def summary(records: Sequence[Record], *, with_histogram: bool = False) -> Rende
     for scope in blocks if shown else ():
         table.add_row(Text(scope.get("domain", "all"), style="bold cyan"))
         for index, record in enumerate(shown):
-            cells = _cells(record, scope, with_histogram=with_histogram)
+            cells = _cells(record, scope, alone=len(blocks) == 1, with_histogram=with_histogram)
             table.add_row(f" {method_label(record)}", *cells, end_section=index == len(shown) - 1)
     legend = Text("times in ms per decode round; intervals: bootstrap over prompts", "dim")
+    if any(record.find("client_tokens_per_s") is not None for record in shown):
+        legend.append(f"\n{numbers.CLIENT_LEGEND}")
     return Group(table, legend, *_remarks(records))
 
 
-def _cells(record: Record, scope: dict[str, str], *, with_histogram: bool) -> list[str | Text]:
+def _cells(record: Record, scope: dict[str, str], *, alone: bool, with_histogram: bool) -> list[str | Text]:
     def time(metric: str) -> str:
         return numbers.milliseconds(record.find(metric, **scope, steps="decode", stat="mean"))
 
-    speed = record.find("decode_tokens_per_s", **scope)
     cells: list[str | Text] = [
         numbers.bounded(record.find("tau", **scope)),
-        numbers.number(speed),
-        numbers.bounded(record.find("speed_up", **scope)),
+        numbers.decode_speed(record, scope),
+        numbers.gain(record, scope, alone=alone),
         time("T_draft"),
         time("T_verify"),
         time("T_other"),

@@ -69,10 +69,14 @@ def records(tmp_path: Path) -> dict[str, Record]:
 
 def test_two_servers_give_a_verdict_and_speed_over_plain_decoding(servers, run, tmp_path):
     plain, drafting = servers
-    code, _, err = run("--base-url", f"vanilla={plain.url}", "--base-url", f"ngram={drafting.url}/v1", "-m", "ngram:4")
+    code, out, err = run("--base-url", f"vanilla={plain.url}", "--base-url", f"ngram={drafting.url}/v1", "-m", "ngram:4")
     assert code == 0, err
     found = records(tmp_path)
     ngram = found["ngram"]
+    gain, speed = ngram.find("client_speed_up"), ngram.find("client_tokens_per_s")
+    assert f"{gain.value:.2f}* [" in out
+    assert f"{speed.value:.1f}* " in out
+    assert "* by the client's clock" in out
     assert ngram.verdict is not None
     assert (ngram.verdict.outcome, ngram.verdict.requests_compared) == ("pass", 6), ngram.verdict.reason
     assert "compared: the servers' token ids" in ngram.verdict.reason
