@@ -10,8 +10,7 @@ from torch import Tensor
 
 from specbench.engine.random import StepRandom
 from specbench.engine.upload import upload
-from specbench.kernels.accept import Acceptance, accept_greedy, accept_sampled, prefix_length
-from specbench.kernels.probs import process_logits
+from specbench.kernels.accept import Acceptance, accept_greedy, accept_logits, prefix_length
 from specbench.kernels.top import top_two
 from specbench.types import DraftLogits, Proposal, Rows
 
@@ -84,17 +83,13 @@ class Verifier:
     def _sampled(
         self, logits: Tensor, rows: Rows, *, starts: Tensor, proposal: Proposal, lengths: Tensor, owner: Tensor
     ) -> Acceptance:
-        processed, normaliser = process_logits(
+        return accept_logits(
             logits,
             temperature=rows.temperature[owner],
             top_p=rows.top_p[owner],
             top_k=rows.top_k[owner],
             any_truncated=rows.any_truncated,
             any_greedy=rows.any_greedy,
-        )
-        return accept_sampled(
-            processed,
-            normaliser,
             starts=starts,
             lengths=lengths,
             drafts=proposal.tokens,
