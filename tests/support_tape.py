@@ -78,7 +78,8 @@ class Taped:
     def __init__(self) -> None:
         self.tapes = 0
 
-    def __call__(self, function: Callable[[], Any]) -> Tape:
+    def __call__(self, stage: str, function: Callable[[], Any]) -> Tape:
+        del stage
         function()
         self.tapes += 1
         return Tape(function)

@@ -29,8 +29,9 @@ class Recording(Protocol):
         ...
 
 
-Recorder = Callable[[Callable[[], Any]], Recording]
-"""Runs a function and records it. Errors: RuntimeError when it does something that cannot be recorded."""
+Recorder = Callable[[str, Callable[[], Any]], Recording]
+"""Runs the function of a stage and records it; functions of one stage may share memory, and the outputs of one stay
+whole until another of its stage is replayed. Errors: RuntimeError when it does something that cannot be recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class Stages:
         made = self._made.get((name, key))
         if made is None:
             try:
-                made = self._made[name, key] = self._recorder(function)
+                made = self._made[name, key] = self._recorder(name, function)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -125,23 +126,30 @@ class _CudaRecording:
 
 
 class CudaRecorder:
-    """Captures CUDA graphs that share one memory pool: they never run at the same time."""
+    """Captures CUDA graphs that share one memory pool a stage.
+
+    What a graph frees while it is captured may hold the outputs of graphs of its pool that are captured later: those
+    outputs are lost as soon as the former is replayed. Within a stage that is the next step at the earliest; with one
+    pool for all stages, drafts captured late (for another kind of sampling) would be lost to the verification of the
+    same step.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None
+        self._pools: dict[str, Any] = {}
+        self._beside: Any = None  # one stream to warm up on: libraries keep a workspace for every stream that they see
 
-    def __call__(self, function: Callable[[], Any]) -> Recording:
+    def __call__(self, stage: str, function: Callable[[], Any]) -> Recording:
         """Run once to let libraries and kernels set themselves up, then capture."""
         with torch.cuda.device(self._device):
-            beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(beside):
+            if self._beside is None:
+                self._beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._beside):
                 function()
-            torch.cuda.current_stream().wait_stream(beside)
+            torch.cuda.current_stream().wait_stream(self._beside)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pools.get(stage)):
                 outputs = function()
-            if self._pool is None:
-                self._pool = graph.pool()
+            self._pools.setdefault(stage, graph.pool())
         return _CudaRecording(graph, outputs)
