@@ -20,6 +20,7 @@ from specbench.metrics._identities import check_identities
 from specbench.records import keys, schema, store
 from specbench.records.schema import AlarmRow, EstimateRow, Failure, GradedRow, Identity, Record, SampleText
 from specbench.report.recompute import verdict_row
+from specbench.secrets_in_text import masked
 from specbench.served_record import served_facts, served_key
 from specbench.session import Session
 from specbench.types import Status
@@ -156,8 +157,8 @@ class Recorder:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text as one line, its class where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An error's text as one line, its class where it has none; passwords in addresses are masked."""
+    return masked(" ".join(str(error).split())) or type(error).__name__
 
 
 def _where(error: Exception) -> str | None:

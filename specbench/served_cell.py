@@ -15,15 +15,16 @@ from specbench.config import BASELINE, CellSpec, MethodSpec
 from specbench.engine.clock import WallClock
 from specbench.errors import ConfigError, TargetError
 from specbench.measurement import Measurement, PlannedCell, PlannedServer
-from specbench.resolve import ResolvedDrafter, resolve_drafter
+from specbench.resolve import ResolvedDrafter, hash_weights, resolve_drafter
 from specbench.served_probe import check_speculation
+from specbench.server_trace import ServerTrace
 from specbench.serving.body import BodyMaker, Message
 from specbench.serving.endpoint import Endpoint, answers, connect
 from specbench.serving.launching import HOST, LaunchAsk, ServerEngine, engine_version
 from specbench.serving.process import free_port, scratch_folder, started
 from specbench.session import Session, Step
 from specbench.telemetry import open_sampler
-from specbench.types import Prompt, Request, Status
+from specbench.types import Prompt, Request, RunTrace, Status
 from specbench.workloads.driver import DriveProgress, Outcome, drive
 from specbench.workloads.patterns import load_options, open_load
 
@@ -89,7 +90,9 @@ def _describe(
         "prompt_set": session.prompts.prompt_set_hash(),
         **{f"task {name}": version for name, version in session.prompts.tasks},
     }
-    named = None
+    weights, named = _weights(session), None
+    if weights is not None:
+        inputs["served_weights"] = hash_weights(weights)
     if checkpoint is not None:
         inputs["drafter"] = checkpoint.sha256
         named = checkpoint.path.name if checkpoint.source == "folder" else checkpoint.name
@@ -121,21 +124,15 @@ def _checkpoint(session: Session, method: str, *, step: Step) -> ResolvedDrafter
     if named is None:
         return None
     if Path(named).expanduser().is_file():  # a GGUF
-        from specbench.resolve import hash_weights
-
         path = Path(named).expanduser().absolute()
-        return ResolvedDrafter(path.name, path, "folder", hash_weights_of_file(path, hash_weights))
+        return ResolvedDrafter(path.name, path, "folder", hash_weights(path))
     return resolve_drafter(named, progress=step, trust_remote_code=session.spec.trust_remote_code)
 
 
-def hash_weights_of_file(path: Path, hash_weights: Callable[[Path], str]) -> str:
-    """A weight file by its content: tensors where it is one that can be read, else its bytes."""
-    import hashlib
-
-    if path.suffix in (".safetensors", ".bin"):
-        return hash_weights(path)
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _weights(session: Session) -> Path | None:
+    """The file that a launched server reads in place of the target's folder."""
+    named = session.spec.server.weights
+    return None if named is None else Path(named).expanduser().absolute()
 
 
 # ------------------------------------------------------------------------------------------------------- servers
@@ -170,7 +167,7 @@ def _ask(
         max_context=max(session.limits.max_context, _LEAST_CONTEXT),
         python=_python(session),
         scratch=scratch,
-        weights=Path(spec.server.weights).expanduser().absolute() if spec.server.weights is not None else None,
+        weights=_weights(session),
         args=spec.server.args,
     )
 
@@ -232,8 +229,43 @@ def measure_served(
 ) -> Measurement:
     """Start or find the server, make sure that it drafts as it should, and run all conversations of the session.
 
-    Errors: TargetError where the server does not start, ends, or does not do what its method says.
+    Where ``stop`` says so before anything was asked, an interrupted measurement of nothing. Errors: TargetError where
+    the server does not start, ends, or does not do what its method says.
     """
+    try:
+        return _measure(session, cell, stop=stop, on_progress=on_progress)
+    except TargetError:
+        if not stop():
+            raise
+    return _nothing(session, cell)
+
+
+def _nothing(session: Session, cell: PlannedCell) -> Measurement:
+    """A cell that was stopped while its server started, or was looked at."""
+    assert cell.served is not None, "the caller asks for a served cell"
+    trace = RunTrace(
+        requests=(),
+        rounds=(),
+        steps=(),
+        method=cell.spec.method,
+        draft_length=cell.spec.draft_length,
+        sampling=session.spec.sampling,
+        concurrency=session.spec.concurrency,
+        wall_s=0.0,
+        status=Status.INTERRUPTED,
+        server=ServerTrace(cell.served.engine, cell.served.version, session.dtype),
+    )
+    note = "stopped before the server was asked anything"
+    return Measurement(trace=trace, skipped=(), prompt_ids={}, memory={}, notes=(*session.notes, note))
+
+
+def _measure(
+    session: Session,
+    cell: PlannedCell,
+    *,
+    stop: Callable[[], bool],
+    on_progress: Callable[[DriveProgress], None] | None,
+) -> Measurement:
     spec = session.spec
     sent: dict[str, tuple[int, ...]] = {}
     chats: dict[str, Sequence[Message]] = {}
@@ -250,7 +282,7 @@ def measure_served(
     with _server(session, cell, stop=stop) as running:
         endpoint = running.endpoint
         run = _served_run(session, cell, endpoint, chats)
-        probe = check_speculation(run, speculates=cell.spec.method != BASELINE)
+        probe = check_speculation(run, speculates=cell.spec.method != BASELINE, stop=stop)
         clock = WallClock()
         backend = OpenAIBackend(run, clock=clock)
         arrivals = open_load(
@@ -336,6 +368,11 @@ def _notes(session: Session, outcome: Outcome, said: Sequence[str], *, served: i
     cached = sum(e.cached_tokens or 0 for e in entries)
     if cached:
         notes.append(f"the server took {cached} prompt tokens from its prefix cache: times to first token are shorter")
+    whole = sum(len(e.chunk_tokens) == 1 and sum(e.chunk_tokens) > 1 for e in entries)
+    if whole:
+        notes.append(
+            f"{whole} answers came in one piece, as of a server that does not stream: their speed is not known"
+        )
     again = sum(e.attempts > 1 for e in entries)
     if again:
         notes.append(f"{again} requests were sent more than once; their waiting is in their times")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from specbench.backends.openai import OpenAIBackend, ServedRun
@@ -18,13 +19,14 @@ _COUNTING = frozenset({"vllm", "sglang", "llama.cpp"})
 PROBE = "probe/0"
 
 
-def check_speculation(run: ServedRun, *, speculates: bool) -> dict[str, Any]:
+def check_speculation(run: ServedRun, *, speculates: bool, stop: Callable[[], bool]) -> dict[str, Any]:
     """Ask once, at temperature 0, and look at what was drafted; what a record says of it.
 
-    Errors: TargetError when the server fails, or drafts nothing though its method should, or drafts as plain decoding.
+    Errors: TargetError when the server fails, or drafts nothing though its method should, or drafts as plain decoding,
+    or ``stop`` says so.
     """
     before = run.endpoint.counts()
-    entry = _ask(run)
+    entry = _ask(run, stop)
     counted = counters.difference(before, run.endpoint.counts())
     drafted = _drafted(entry, counted)
     if drafted is None and run.endpoint.engine in _COUNTING:
@@ -43,7 +45,7 @@ def check_speculation(run: ServedRun, *, speculates: bool) -> dict[str, Any]:
     return {"drafted_in_probe": drafted}
 
 
-def _ask(run: ServedRun) -> ServedTrace:
+def _ask(run: ServedRun, stop: Callable[[], bool]) -> ServedTrace:
     ids, _ = run.tokenise(_TEXT)
     request = Request(
         id=PROBE,
@@ -60,7 +62,7 @@ def _ask(run: ServedRun) -> ServedTrace:
     body = run.body.with_chat(PROBE, _TEXT)
     backend = OpenAIBackend(run.but(body=body), clock=WallClock())
     backend.submit(request, warmup=True)
-    while not any(event.finished for event in backend.poll()):
+    while not any(event.finished for event in backend.poll()) and not stop():
         pass
     trace = backend.close()
     if trace.requests[0].status != Status.OK:
@@ -70,8 +72,6 @@ def _ask(run: ServedRun) -> ServedTrace:
 
 def _drafted(entry: ServedTrace, counted: ServerCounts | None) -> int | None:
     """Drafts in the warm-up by its own answer, else by the counters; None where neither tells."""
-    if entry.drafted is not None:
+    if entry.drafted or counted is None:
         return entry.drafted
-    if counted is None:
-        return None
-    return counted.drafted if counted.drafted is not None else counted.steps
+    return counted.drafted if counted.drafted is not None else counted.steps or entry.drafted

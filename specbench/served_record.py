@@ -34,7 +34,9 @@ def served_key(cell: PlannedCell, key: Mapping[str, Any]) -> dict[str, Any]:
     timing = {**key["timing"], "torch": label}
     if not cell.served.local:
         timing |= {"hardware": "the server's, unknown", "driver": None, "threads": 0}
+    weights = cell.spec.inputs.get("served_weights")  # a file of its own, such as a GGUF, whose bits are others
     return {
+        **({} if weights is None else {"target_weights": weights}),
         "rendering": rendering,
         "acceptance_rule": f"as {label} implements it",
         "draft_sampling": str(cell.spec.options.get("draft_sampling", "the engine's default")),

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from specbench.secrets_in_text import masked_command
+
 ANY_METHOD = "*"
 
 
@@ -78,6 +80,6 @@ class ServerSpec(BaseModel):
         return self.launch is not None or method in self.base_url or (ANY_METHOD in self.base_url and among == 1)
 
     def content(self) -> dict[str, Any]:
-        """What decides a cell: neither addresses and paths of this machine, nor patience."""
+        """What decides a cell: neither addresses and paths of this machine, nor patience, nor a key."""
         held = self.model_dump(mode="json", include={"launch", "model", "endpoint", "args"}, exclude_defaults=True)
-        return {**held, "args": list(self.args)} if self.args else held
+        return {**held, "args": masked_command(self.args)} if self.args else held

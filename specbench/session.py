@@ -160,8 +160,9 @@ def open_session(
     """
     shelf = TargetShelf() if shelf is None else shelf
     device = choose_device(spec.device)
-    elsewhere = bool(spec.server.base_url) and spec.dtype == "auto"  # what a running server computes in is not told
-    dtype = "unknown" if elsewhere else choose_dtype(spec.dtype, device=device)
+    # what a running server computes in is not told, nor what a file of the engine's own holds
+    untold = spec.dtype == "auto" and (bool(spec.server.base_url) or spec.server.weights is not None)
+    dtype = "unknown" if untold else choose_dtype(spec.dtype, device=device)
     graphs = choose_graphs(spec, device=device)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

@@ -10,7 +10,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -165,7 +165,8 @@ def _beating(listener: _Listener, beat: Beat) -> Any:
 
     def run() -> None:
         while True:
-            beat(listener.doing)
+            with suppress(Exception):  # one sign that cannot be given must not end those that follow
+                beat(listener.doing)
             if over.wait(BEAT_S):
                 return
 

@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, TaskCancelledError
+from ray.exceptions import RayError, TaskCancelledError
 
 from specbench.errors import ConfigError
 from specbench.executors.jobs import Ended, Job, JobResult, PoolOptions, measure
@@ -58,7 +58,7 @@ class RayPool:
             _start(options)
         task = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=0)
         self._task = task(_task)
-        self._keeper = ray.remote(num_cpus=0)(_Keeper).remote()
+        self._keeper = ray.remote(num_cpus=0, max_restarts=-1)(_Keeper).remote()  # its node may be lost too
         self._check_room()
 
     def _check_room(self) -> None:
@@ -101,7 +101,7 @@ class RayPool:
         """See `Pool`."""
         try:
             return dict(ray.get(self._keeper.seen.remote(), timeout=_FEW_S))
-        except GetTimeoutError:
+        except RayError:  # not in time, or just begun anew on another node
             return {}
 
     def cancel(self, key: str) -> None:

@@ -22,17 +22,6 @@ from specbench.records.store import write_atomic
 FOLDER = "slurm"  # below the sweep's folder
 DEFAULT_WORKERS = 16
 _NAP_S = 0.2
-_ENDED = {
-    "DONE",
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "INTERRUPTED",
-}
 
 
 def _task(job: Job, sign: str) -> JobResult:
@@ -96,6 +85,9 @@ class SlurmPool:
             lines = [line for line in str(error).splitlines() if line.strip()]
             said = " ".join((lines[-1] if lines else type(error).__name__).split())[:160]
             return Ended(key, None, f"job {job.job_id} ({job.state}): {said}; its log is {job.paths.stderr.name}")
+        except Exception as error:  # a result that was cut short, or whatever a task raises outside its cells
+            said = " ".join(str(error).split())[:160]
+            return Ended(key, None, f"job {job.job_id}: {type(error).__name__}: {said}")
 
     def beats(self) -> dict[str, tuple[int, str]]:
         """See `Pool`."""

@@ -193,8 +193,11 @@ def _counters(trace: RunTrace, counts: ServerCounts, *, headline: bool) -> Itera
 
 
 def decode_seconds(request: RequestTrace) -> tuple[float, int] | None:
-    """(seconds from the first visible token to the last, tokens after the first); None below two tokens."""
-    if request.first_token_s is None or request.num_tokens < 2:
+    """(seconds from the first visible token to the last, tokens after the first).
+
+    None below two tokens, or where all became visible at once: then nothing was timed.
+    """
+    if request.first_token_s is None or request.num_tokens < 2 or request.token_times_s[-1] <= request.first_token_s:
         return None
     return request.token_times_s[-1] - request.first_token_s, request.num_tokens - 1
 

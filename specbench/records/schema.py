@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 from pydantic_core import PydanticSerializationError
 
 from specbench.errors import NewerSchemaError, RecordError
+from specbench.secrets_in_text import masked_command
 from specbench.types import Estimate
 
 SCHEMA_VERSION = 2
@@ -277,8 +278,11 @@ def content_id(document: Mapping[str, Any]) -> str:
 def build(**fields: Any) -> Record:
     """A record with its content address filled in; fields as in `Record`, ``run_id`` excepted.
 
+    Keys and passwords among the command's words are masked.
     Errors: RecordError naming the field when one is missing, unknown or malformed.
     """
+    if isinstance(fields.get("command"), list | tuple):
+        fields["command"] = masked_command([str(word) for word in fields["command"]])
     draft = _validate({**fields, "run_id": "0" * 16}, where="the new record")
     try:
         plain = draft.model_dump(mode="json")

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from specbench.errors import RecordError
 from specbench.records.schema import EstimateRow, RunId, digest
 from specbench.records.store import write_atomic
+from specbench.secrets_in_text import masked_command
 
 SLA_SCHEMA_VERSION = 1
 PREFIX = "sla-"
@@ -145,7 +146,12 @@ class SlaResult(_Strict):
 
 
 def build(**fields: Any) -> SlaResult:
-    """A result with its content address filled in. Errors: RecordError naming the field that is malformed."""
+    """A result with its content address filled in; keys among the command's words are masked.
+
+    Errors: RecordError naming the field that is malformed.
+    """
+    if isinstance(fields.get("command"), list | tuple):
+        fields["command"] = masked_command([str(word) for word in fields["command"]])
     draft = _validate({**fields, "sla_id": "0" * 16}, where="the new result")
     document = json.loads(json.dumps(draft.model_dump(mode="json")))
     return _validate({**document, "sla_id": _address(document)}, where="the new result")

@@ -50,7 +50,8 @@ def summary(records: Sequence[Record], *, with_histogram: bool = False) -> Rende
     """The closing table of a run: a block per domain and one for all, a row per method.
 
     tau and speed-up with their 95 % intervals over prompts; tok/s of decoding; times are means per pure decode round
-    in ms. What a server answered is timed by the client, and marked so. Failed and interrupted cells are named below the table.
+    in ms. What a server answered is timed by the client, and marked so. Failed and interrupted cells are named below
+    the table.
     """
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, header_style="bold")
     table.add_column("method", no_wrap=True)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,9 +135,22 @@ def hash_weights(path: Path, *, progress: Step = silent_step) -> str:
     size = sum(file.stat().st_size for file in files)
     step = progress if size > LARGE_BYTES else silent_step
     with step(f"Hashing {size / 1e9:.1f} GB of weights (once)"):
-        digest = _hash_bin(files) if files[0].suffix != ".safetensors" else _hash_safetensors(files)
+        digest = _hasher(files[0])(files)
     _remember(key, digest)
     return digest
+
+
+def _hasher(path: Path) -> Callable[[tuple[Path, ...]], str]:
+    """By tensors where they can be read; a GGUF by its bytes."""
+    if path.suffix == ".gguf":
+        return _hash_bytes
+    return _hash_safetensors if path.suffix == ".safetensors" else _hash_bin
+
+
+def _hash_bytes(files: tuple[Path, ...]) -> str:
+    (file,) = files
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _absorb(digest: Any, name: str, dtype: str, shape: tuple[int, ...]) -> None:

@@ -129,10 +129,12 @@ def _sglang(reply: Mapping[str, Any]) -> Acceptance | None:
 
 
 def _llama_cpp(reply: Mapping[str, Any]) -> Acceptance | None:
-    """llama.cpp's timings. Without ``draft_n`` nothing was drafted for this request."""
+    """llama.cpp's timings. Without ``draft_n`` nothing was drafted for this request, which counts as well."""
     fields = _at(reply, "timings")
-    if fields is None or _count(fields, "draft_n") is None:
+    if fields is None or _count(fields, "predicted_n", "draft_n") is None:
         return None
+    if _count(fields, "draft_n") is None:
+        return Acceptance("llama.cpp", drafted=0, accepted=0)
     return Acceptance("llama.cpp", drafted=_count(fields, "draft_n"), accepted=_count(fields, "draft_n_accepted"))
 
 

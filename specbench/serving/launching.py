@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specbench.errors import ConfigError, DrafterError, TargetError
+from specbench.secrets_in_text import masked_command
 
 HOST = "127.0.0.1"
 SERVED_NAME = "specbench"  # what a server that we start calls its model
@@ -44,14 +45,14 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def shown(self, ask: LaunchAsk) -> list[str]:
-        """The flags as a record keeps them: paths go by their last part, the port is of no interest."""
+        """The flags as a record keeps them: paths go by their last part, the port and keys do not get there."""
         names = {str(p): p.name for p in (ask.model, ask.drafter, ask.weights, ask.scratch) if p is not None}
         found = []
         for text in self.argv[1:]:
             for path, name in names.items():
                 text = text.replace(path, name)
             found.append("PORT" if text == str(ask.port) else text)
-        return found
+        return masked_command(found)
 
 
 class ServerEngine(Protocol):
@@ -96,6 +97,11 @@ def check_method(engine: ServerEngine, ask: LaunchAsk, *, options: Mapping[str, 
             raise ConfigError(f"option '{name}' of {ask.method} has no place in {engine.name}; it takes: {takes}")
     if ask.method in ("draft-model", "eagle3", "dflash", "dspark") and ask.drafter is None:
         raise DrafterError(f"{engine.name} needs the checkpoint of {ask.method}; give --drafter {ask.method}=PATH")
+
+
+def stated_dtype(ask: LaunchAsk) -> str:
+    """As engines call it: what is not told follows from the weights."""
+    return "auto" if ask.dtype == "unknown" else ask.dtype
 
 
 def engine_version(engine: ServerEngine, python: str) -> str:

@@ -68,7 +68,7 @@ class ServerProcess:
                     f" {self.tail()}"
                 )
             if stop():
-                raise TargetError(f"interrupted while {self.name} started")
+                raise TargetError(f"interrupted while {self.name} started")  # which the caller knows by ``stop`` too
             if time.monotonic() - start_s > limit_s:
                 raise TargetError(
                     f"{self.name} did not answer within {limit_s:g} s (server.start_timeout); its log {self.log} ends:"

@@ -29,8 +29,13 @@ class Chunk:
 
 @dataclass(slots=True)
 class Reply:
-    """Fed with the events of a stream. Only chunks that hold a part of the answer are kept."""
+    """Fed with the events of a stream. Only chunks that hold a part of the answer are kept.
 
+    ``most_events``: beyond so many, with or without a part of the answer, the stream has no end.
+    """
+
+    most_events: int | None = None
+    events: int = 0
     chunks: list[Chunk] = field(default_factory=list)
     finish: str | None = None
     acceptance: Acceptance | None = None
@@ -41,6 +46,9 @@ class Reply:
 
     def feed(self, data: str, *, now_s: float) -> Chunk | None:
         """One event's data; the chunk, if it holds a part of the answer. Errors: ReplyError."""
+        self.events += 1
+        if self.most_events is not None and self.events > self.most_events:
+            raise ReplyError(f"the server does not end: more than {self.most_events} events for one answer")
         try:
             found = json.loads(data)
         except ValueError as error:

@@ -71,12 +71,15 @@ def test_sglang_counts_every_step(reply):
     assert found.histogram == (1, 0, 2, 1)
 
 
-def test_llama_cpp_without_drafts_has_no_count():
+def test_llama_cpp_without_drafts_counts_none():
     timings = {"predicted_n": 20, "draft_n": 15, "draft_n_accepted": 15}
     found = read_acceptance({"timings": timings})
     assert found is not None
     assert (found.engine, found.drafted, found.accepted, found.draft_steps) == ("llama.cpp", 15, 15, None)
-    assert read_acceptance({"timings": {"predicted_n": 20}}) is None
+    none = read_acceptance({"timings": {"predicted_n": 20}})  # else tau would leave out what was not drafted for
+    assert none is not None
+    assert (none.drafted, none.accepted) == (0, 0)
+    assert read_acceptance({"timings": {}}) is None
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,9 @@ def records(tmp_path: Path) -> dict[str, Record]:
 
 def test_two_servers_give_a_verdict_and_speed_over_plain_decoding(servers, run, tmp_path):
     plain, drafting = servers
-    code, out, err = run("--base-url", f"vanilla={plain.url}", "--base-url", f"ngram={drafting.url}/v1", "-m", "ngram:4")
+    code, out, err = run(
+        "--base-url", f"vanilla={plain.url}", "--base-url", f"ngram={drafting.url}/v1", "-m", "ngram:4"
+    )
     assert code == 0, err
     found = records(tmp_path)
     ngram = found["ngram"]
@@ -136,6 +138,21 @@ def test_an_open_loop_and_a_chat(servers, run, tmp_path):
     assert drafting.asked[-1]["messages"][-1]["content"].startswith("Question")
     assert record.comparability["rendering"]["template"] == "the server's"
     assert any("the server counts 9 prompt tokens" in note for note in record.notes)
+
+
+def test_ctrl_c_while_a_server_starts_leaves_an_interrupted_row(run, tmp_path):
+    """The engine's interpreter knows its version, and as a server it presses Ctrl-C and never answers."""
+    python = tmp_path / "python"
+    version = '{"vllm": "9.9"}'
+    python.write_text(f"#!/bin/sh\nif [ $1 = -c ]; then echo '{version}'; exit; fi\nkill -INT $PPID\nexec sleep 60\n")
+    python.chmod(0o755)
+    key = ["--set", 'server.args=["--api-key", "sk-hidden"]']
+    code, _, err = run("--launch", "vllm", "--engine-python", python, "-m", "ngram:4", "--device", "cpu", *key)
+    assert code == 130, err
+    assert "interrupted" in err
+    (record,) = store.load_all(tmp_path / "runs")
+    assert (record.method, record.status, record.error) == ("vanilla", "interrupted", None)
+    assert "sk-hidden" not in record.model_dump_json()
 
 
 @pytest.mark.parametrize(

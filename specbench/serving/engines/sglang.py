@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specbench.errors import DrafterError
-from specbench.serving.launching import HOST, SERVED_NAME, Launch, LaunchAsk, check_method
+from specbench.serving.launching import HOST, SERVED_NAME, Launch, LaunchAsk, check_method, stated_dtype
 
 _ALGORITHMS = {
     "ngram": "NGRAM",
@@ -33,7 +33,7 @@ class Sglang:
         """See `ServerEngine`. Trees are not asked for: one branch, so that a draft length means what it does here."""
         argv = [ask.python, "-m", "sglang.launch_server"]
         argv += ["--model-path", str(ask.weights or ask.model), "--served-model-name", SERVED_NAME]
-        argv += ["--host", HOST, "--port", str(ask.port), "--dtype", ask.dtype]
+        argv += ["--host", HOST, "--port", str(ask.port), "--dtype", stated_dtype(ask)]
         argv += ["--context-length", str(ask.max_context), "--max-running-requests", str(ask.rows)]
         argv += ["--disable-radix-cache", "--enable-metrics"]
         if ask.device == "cpu":

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from specbench.errors import DrafterError
-from specbench.serving.launching import HOST, SERVED_NAME, Launch, LaunchAsk, check_method
+from specbench.serving.launching import HOST, SERVED_NAME, Launch, LaunchAsk, check_method, stated_dtype
 
 _OPTIONS = {
     "ngram": ("max_ngram", "min_ngram"),
@@ -39,7 +39,7 @@ class Vllm:
         """See `ServerEngine`."""
         argv = [ask.python, "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", str(ask.weights or ask.model), "--served-model-name", SERVED_NAME]
-        argv += ["--host", HOST, "--port", str(ask.port), "--dtype", ask.dtype]
+        argv += ["--host", HOST, "--port", str(ask.port), "--dtype", stated_dtype(ask)]
         argv += ["--max-model-len", str(ask.max_context), "--max-num-seqs", str(ask.rows)]
         # a cache of prompts would make the second arm's first tokens come sooner than the first arm's
         argv += ["--no-enable-prefix-caching", "--enable-per-request-metrics"]
