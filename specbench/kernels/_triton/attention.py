@@ -27,92 +27,77 @@ _MERGED = 8  # shares that are merged at a time
 _BUSY = 2  # programs a multiprocessor should have
 
 
+@triton.jit
+def _keys_of(before, low, high, window, shares, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, SPLIT: tl.constexpr):
+    """First and last key (exclusive) that this program reads for the row's query tokens ``low`` to ``high``."""
+    begin = 0
+    if WINDOWED:
+        begin = tl.maximum(before + low - window + 1, 0)
+    end = before + high + 1
+    if SPLIT:
+        each = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), shares) * BLOCK_N
+        begin = begin + tl.program_id(2) * each
+        end = tl.minimum(begin + each, end)
+    return begin, end
+
+
+@triton.jit
+def _masked(scores, index, inside, position, softcap, window, CAPPED: tl.constexpr, WINDOWED: tl.constexpr):
+    """Scores [M, N] in base 2, -inf for keys that a query does not see."""
+    if CAPPED:
+        # cap * tanh(score), and log2(e) times that
+        scores = (softcap * 1.4426950408889634) * (1.0 - 2.0 / (tl.exp2(scores * 2.8853900817779268) + 1.0))
+    seen = inside[None, :] & (index[None, :] <= position[:, None])
+    if WINDOWED:
+        seen = seen & (index[None, :] > position[:, None] - window)
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def _weighed(scores, top, total):
+    """The new maximum, the keys' weights against it, what older sums shrink by, and the weights' new sum."""
+    peak = tl.maximum(top, tl.max(scores, 1))
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    chance = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(top - base)
+    return peak, chance, shrink, total * shrink + tl.sum(chance, 1)
+
+
+# fmt: off
 # What changes from step to step must not lead to another compilation in the middle of a run.
 @triton.jit(do_not_specialize=["pages_row", "shares", "window"], do_not_specialize_on_alignment=_TABLES)
 def attend_kernel(
-    query,
-    keys,
-    values,
-    out,
-    weights,
-    tiles,
-    starts,
-    counts,
-    lengths,
-    pages,
-    pages_row,
-    q_token,
-    q_head,
-    q_dim,
-    k_page,
-    k_slot,
-    k_head,
-    k_dim,
-    v_page,
-    v_slot,
-    v_head,
-    v_dim,
-    scale,
-    softcap,
-    window,
-    shares,
-    HEADS: tl.constexpr,  # query heads in all
-    SHARED: tl.constexpr,  # query heads a key head
-    KEY_WIDTH: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-    PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    PIECES: tl.constexpr,  # programs of BLOCK_M queries that a tile takes
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WIDE: tl.constexpr,  # products in float32
+    query, keys, values, out, weights, tiles, starts, counts, lengths, pages, pages_row,
+    q_token, q_head, q_dim, k_page, k_slot, k_head, k_dim, v_page, v_slot, v_head, v_dim,
+    scale, softcap, window, shares,
+    HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, TILE: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    PIECES: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
 ):
-    """out [T, HEADS, VALUE_WIDTH]; split: float32 out [T, HEADS, shares, VALUE_WIDTH] and weights, log2 of the mass."""
-    row = tl.load(tiles + 2 * tl.program_id(0))
-    first = tl.load(tiles + 2 * tl.program_id(0) + 1)
+    """out [T, HEADS, VALUE_WIDTH]; split: float32 out [T, HEADS, shares, VALUE_WIDTH] and weights, log2 of the mass.
+
+    SHARED query heads a key head, PIECES programs a tile and key head; WIDE: products in float32.
+    """
+    # fmt: on
+    row, first = tl.load(tiles + 2 * tl.program_id(0)), tl.load(tiles + 2 * tl.program_id(0) + 1)
     count = tl.load(counts + row)
-    piece = tl.program_id(1) % PIECES
-    head = tl.program_id(1) // PIECES
+    piece, head = tl.program_id(1) % PIECES, tl.program_id(1) // PIECES
     low = first + piece * BLOCK_M // SHARED  # the first query token of this program
     if low >= count:
         return
     folded = piece * BLOCK_M + tl.arange(0, BLOCK_M)
-    in_tile = folded // SHARED
+    in_tile, own_head = folded // SHARED, head * SHARED + folded % SHARED
     at = first + in_tile
     real = (in_tile < TILE) & (at < count)  # [M]
-    own_head = head * SHARED + folded % SHARED
     before = tl.load(lengths + row) - count  # position of the row's first query token
-    position = before + at
     token = (tl.load(starts + row) + at).to(tl.int64)
-
-    in_key = tl.arange(0, BLOCK_K)
-    in_value = tl.arange(0, BLOCK_V)
+    in_key, in_value = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
     q_at = token * q_token + own_head * q_head
-    q = tl.load(
-        query + q_at[:, None] + in_key[None, :] * q_dim,
-        mask=real[:, None] & (in_key < KEY_WIDTH)[None, :],
-        other=0.0,
-    )  # [M, K]
-    if WIDE:
-        q = q.to(tl.float32)
-
+    q_mask = real[:, None] & (in_key < KEY_WIDTH)[None, :]
+    q = tl.load(query + q_at[:, None] + in_key[None, :] * q_dim, mask=q_mask, other=0.0)  # [M, K]
+    q = q.to(tl.float32) if WIDE else q
     high = tl.minimum(first + tl.minimum((piece * BLOCK_M + BLOCK_M - 1) // SHARED, TILE - 1), count - 1)
-    end = before + high + 1
-    begin = 0
-    if WINDOWED:
-        begin = tl.maximum(before + low - window + 1, 0)
-    start = begin
-    stop = end
-    if SPLIT:
-        each = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), shares) * BLOCK_N
-        start = begin + tl.program_id(2) * each
-        stop = tl.minimum(start + each, end)
-
+    start, stop = _keys_of(before, low, high, window, shares, BLOCK_N, WINDOWED, SPLIT)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
@@ -123,50 +108,24 @@ def attend_kernel(
         inside = index < stop
         page = tl.load(pages + row * pages_row + index // PAGE, mask=inside, other=0).to(tl.int64)
         slot = index % PAGE
-        k_at = page * k_page + slot * k_slot
-        k = tl.load(
-            k_first + k_at[None, :] + in_key[:, None] * k_dim,
-            mask=inside[None, :] & (in_key < KEY_WIDTH)[:, None],
-            other=0.0,
-        )  # [K, N]
-        if WIDE:
-            k = k.to(tl.float32)
+        k_at = k_first + (page * k_page + slot * k_slot)[None, :] + in_key[:, None] * k_dim
+        k = tl.load(k_at, mask=inside[None, :] & (in_key < KEY_WIDTH)[:, None], other=0.0)  # [K, N]
+        k = k.to(tl.float32) if WIDE else k
         scores = tl.dot(q, k, input_precision="tf32x3") * scale  # [M, N]
-        if CAPPED:
-            # cap * tanh(x), in base 2 as the rest
-            scores = (softcap * 1.4426950408889634) * (1.0 - 2.0 / (tl.exp2(scores * 2.8853900817779268) + 1.0))
-        seen = inside[None, :] & (index[None, :] <= position[:, None])
-        if WINDOWED:
-            seen = seen & (index[None, :] > position[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-        peak = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(peak == float("-inf"), 0.0, peak)
-        chance = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(chance, 1)
-        v_at = page * v_page + slot * v_slot
-        v = tl.load(
-            v_first + v_at[:, None] + in_value[None, :] * v_dim,
-            mask=inside[:, None] & (in_value < VALUE_WIDTH)[None, :],
-            other=0.0,
-        )  # [N, V]
-        if WIDE:
-            v = v.to(tl.float32)
+        scores = _masked(scores, index, inside, before + at, softcap, window, CAPPED, WINDOWED)
+        top, chance, shrink, total = _weighed(scores, top, total)
+        v_at = v_first + (page * v_page + slot * v_slot)[:, None] + in_value[None, :] * v_dim
+        v = tl.load(v_at, mask=inside[:, None] & (in_value < VALUE_WIDTH)[None, :], other=0.0)  # [N, V]
+        v = v.to(tl.float32) if WIDE else v
         sums = tl.dot(chance.to(v.dtype), v, sums * shrink[:, None], input_precision="tf32x3")
-        top = peak
-
     safe = tl.where(total > 0.0, total, 1.0)
-    result = sums / safe[:, None]
     target = token * HEADS + own_head
     if SPLIT:
         target = target * shares + tl.program_id(2)
-        mass = tl.where(total > 0.0, top + tl.log2(safe), float("-inf"))
-        tl.store(weights + target, mass, mask=real)
-    tl.store(
-        out + target[:, None] * VALUE_WIDTH + in_value[None, :],
-        result.to(out.dtype.element_ty),
-        mask=real[:, None] & (in_value < VALUE_WIDTH)[None, :],
-    )
+        tl.store(weights + target, tl.where(total > 0.0, top + tl.log2(safe), float("-inf")), mask=real)
+    out_mask = real[:, None] & (in_value < VALUE_WIDTH)[None, :]
+    result = (sums / safe[:, None]).to(out.dtype.element_ty)
+    tl.store(out + target[:, None] * VALUE_WIDTH + in_value[None, :], result, mask=out_mask)
 
 
 @triton.jit(do_not_specialize=["shares"], do_not_specialize_on_alignment=_TABLES[:3])
@@ -228,6 +187,14 @@ class Layer:
     dtype: torch.dtype
     windowed: bool = False
     capped: bool = False
+
+    @classmethod
+    def of(cls, query: Tensor, keys: Tensor, values: Tensor, *, tile: int, windowed: bool, capped: bool) -> Layer:
+        """The layer that these tensors belong to."""
+        assert query.dtype == keys.dtype == values.dtype, "queries and pool are of one dtype"
+        heads, key_heads, page = query.shape[1], keys.shape[2], keys.shape[1]
+        widths = query.shape[2], values.shape[3]
+        return cls(heads, key_heads, *widths, tile, page, query.dtype, windowed=windowed, capped=capped)
 
     @property
     def shared(self) -> int:
@@ -325,21 +292,10 @@ def paged_attention(
     ``shares`` says over how many programs the keys of a row are split, None for what keeps the device busy.
     All shapes come from the host, so the launches can be captured in a graph and replayed for other rows.
     """
-    assert query.dtype == keys.dtype == values.dtype, "queries and pool are of one dtype"
-    num_tokens, heads, key_width = query.shape
-    layer = Layer(
-        heads=heads,
-        key_heads=keys.shape[2],
-        key_width=key_width,
-        value_width=values.shape[3],
-        tile=table.tile,
-        page=keys.shape[1],
-        dtype=query.dtype,
-        windowed=window is not None,
-        capped=softcap is not None,
-    )
+    windowed, capped = window is not None, softcap is not None
+    layer = Layer.of(query, keys, values, tile=table.tile, windowed=windowed, capped=capped)
     sizes, tiles = blocks(layer), table.tiles.shape[0]
-    out = torch.empty(num_tokens, heads, layer.value_width, dtype=query.dtype, device=query.device)
+    out = torch.empty(*query.shape[:2], layer.value_width, dtype=query.dtype, device=query.device)
     if tiles == 0:
         return out
     if shares is None:
@@ -368,7 +324,7 @@ def paged_attention(
             enable_fp_fusion=True,
         )
         if split:
-            merge_kernel[tiles * layer.tile, heads](
+            merge_kernel[tiles * layer.tile, layer.heads](
                 *(partial, weights, out, table.tiles, table.starts, table.counts, shares),
                 **merge_constants(layer),
                 num_warps=merge_warps(layer),
