@@ -181,6 +181,8 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> None:
         """One decoding cycle: draft, plan, verify, accept, commit, record."""
+        if self.lm.device.type == "cuda":  # kernels and events go to the current device, which each thread has its own
+            torch.cuda.set_device(self.lm.device)
         started = self.clock.now()
         marks = self.timer.start()
         plan = self.scheduler.plan(started)

@@ -74,7 +74,9 @@ def paged_attention(
     outputs = [_attend(query, keys, values, group, scale=scale, window=window, softcap=softcap) for group in groups]
     if len(groups) == 1 and groups[0].span is not None:
         return outputs[0].flatten(0, 1)
-    out = query.new_empty(query.shape[0], query.shape[1], values.shape[-1])
+    shape = (query.shape[0], query.shape[1], values.shape[-1])
+    # A padded batch has tokens of no row: what they leave in a spare page may be read, masked, and must be finite.
+    out = query.new_zeros(shape) if len(groups) == 1 and groups[0].valid is None else query.new_empty(shape)
     for group, piece in zip(groups, outputs, strict=True):
         flat, index = piece.flatten(0, 1), group.tokens.flatten()
         if group.valid is not None:

@@ -230,9 +230,11 @@ def _accept(
         num_warps=1,
     )
     tiles = triton.cdiv(vocabulary, TILE)
-    masses = torch.empty(2, rows, tiles, dtype=torch.float64, device=device)
+    # Two tensors: the second half of one would be aligned or not as the batch is, and kernels compiled anew for it.
+    masses = torch.empty(rows, tiles, dtype=torch.float64, device=device)
+    left = torch.empty_like(masses)
     inverse = lengths if own_map is None else _inverse(own_map, vocabulary)
-    shared = (*source.arguments, drafts, width, *q, inverse, starts, lengths, accepted, masses[0], masses[1])
+    shared = (*source.arguments, drafts, width, *q, inverse, starts, lengths, accepted, masses, left)
     q_width = draft.logits.shape[2] if draft is not None else 0
     residual_kernel[rows, tiles](
         *shared, vocabulary, q_width, tiles, RAW=source.raw, KIND=kind, TILE=TILE, num_warps=_WARPS

@@ -53,7 +53,8 @@ def stats_kernel(logits_ptr, stride, temperature_ptr, top_ptr, sum_ptr, best_ptr
     tl.store(best_ptr + out, tl.minimum(tl.min(tl.where(x == top, at, width), axis=0), width - 1))
 
 
-@triton.jit
+# Settings may be rows of one table, which begin where the batch says: no reason to compile again in a run.
+@triton.jit(do_not_specialize_on_alignment=["temperature_ptr", "top_p_ptr", "top_k_ptr"])
 def cut_kernel(
     logits_ptr,
     stride,
