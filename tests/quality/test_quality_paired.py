@@ -214,18 +214,21 @@ def test_versions_of_tasks_are_known(tasks: Path) -> None:
 
 @pytest.mark.demo
 def test_the_demo_model_is_as_right_with_speculation_as_without(tmp_path: Path) -> None:
-    items = [("Question: What is 2+2? Answer with a number only.\nAnswer:", "4"),
-             ("Question: What is 3+4? Answer with a number only.\nAnswer:", "7")]  # fmt: skip
-    folder = write_task(tmp_path / "tasks", items, name="sums", tokens=8)
+    items = [("1 2 3 1 2 3 1 2", "3"), ("4 5 6 4 5 6 4 5", "6")]
+    folder = write_task(tmp_path / "tasks", items, name="sums", tokens=5)
     spec = build_run(flags={"methods": "ngram:3", "concurrency": 2, "threads": 1, "out": tmp_path / "out", "warmup": 0})
     asked = Evaluation(("sums",), include_path=folder)
     index, shelf = manager(asked), TargetShelf()
-    scores = []
+    scores, said = [], []
     for method in spec.cells():
         server = MeasuredTexts(spec, method, shelf, silent_step)
         scores.append(evaluate(server, index, asked))
-        assert all(len(one.measured.trace.rounds) > 0 for one in server.answered)
+        (trace,) = (one.measured.trace for one in server.answered)
+        assert len(trace.rounds) > 0
+        said.append([(request.id, request.output_ids) for request in trace.requests])
     plain, ngram = scores
     assert ngram == plain
+    assert said[0] == said[1]
+    assert any(score > 0 for row in plain for score in row.scores.values())
     (difference,) = [e for e in graded_estimates(ngram, control=plain) if e.metric == "item_score_difference"]
     assert (difference.value, difference.n) == (0.0, 2)

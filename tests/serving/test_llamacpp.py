@@ -16,8 +16,8 @@ from specbench.resolve.packaged import SMOLLM2, prepare_gguf
 pytestmark = pytest.mark.demo
 
 PROMPTS = [
-    "Say ten times: red green blue red green blue red",
-    "Count: 1 2 3 4 5 1 2 3 4 5 1 2 3",
+    "Say: red green red green red",
+    "Count: 1 2 1 2 1 2",
 ]
 
 
@@ -42,7 +42,7 @@ def test_speculation_on_a_real_server(gguf, tmp_path, specbench):
     prompts.write_text("".join(json.dumps({"id": str(i), "prompt": text}) + "\n" for i, text in enumerate(PROMPTS)))
     code, _, err = specbench(
         "run", "--launch", "llamacpp", "--engine-weights", gguf, "-m", "ngram:4,draft-model:3",
-        "--drafter", f"draft-model={gguf}", "-t", prompts, "--threads", 1, "-c", 2, "--max-new-tokens", 12,
+        "--drafter", f"draft-model={gguf}", "-t", prompts, "--threads", 1, "-c", 2, "--max-new-tokens", 9,
         "--ignore-eos", "--set", "warmup=0", "-o", tmp_path / "runs",
     )  # fmt: skip
     assert code == 0, err
@@ -59,7 +59,11 @@ def test_speculation_on_a_real_server(gguf, tmp_path, specbench):
         assert (facts["engine"], facts["launched"]) == ("llama.cpp", True)
         assert str(tmp_path) not in json.dumps(record.model_dump(mode="json")["provenance"])
         assert record.comparability["engine"].startswith("llama.cpp")
-    assert value(records["vanilla"], "tau") == 1.0  # its counters say that nothing was accepted
+    assert value(records["vanilla"], "tau") == 1.0  # it says that nothing was drafted
+    weights = {record.comparability["target_weights"] for record in records.values()}
+    assert len(weights) == 1  # of the file that was served, whose bits are not the target folder's
+    assert weights != {records["vanilla"].target.sha256}
+    assert {record.comparability["dtype"] for record in records.values()} == {"unknown"}
     assert records["vanilla"].find("tau_counters") is None
     draft = records["draft-model"]  # the target drafts for itself: all but what the end cuts is accepted
     assert value(draft, "tau") > 3.5
