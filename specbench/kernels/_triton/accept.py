@@ -199,7 +199,7 @@ def _accept(
     u_next: Tensor,
 ) -> Acceptance:
     rows, width = drafts.shape
-    vocabulary, device = source.logits.shape[1], drafts.device
+    device = drafts.device
     accepted = torch.empty(rows, dtype=torch.int64, device=device)
     next_token = torch.empty_like(accepted)
     log_p = torch.empty(rows, width, dtype=torch.float32, device=device)
@@ -229,13 +229,23 @@ def _accept(
         DRAFTS=triton.next_power_of_2(max(width, 1)),
         num_warps=1,
     )
+    inverse = lengths if own_map is None else _inverse(own_map, source.logits.shape[1])
+    q_width = draft.logits.shape[2] if draft is not None else 0
+    shared = (*source.arguments, drafts, width, *q, inverse, starts, lengths, accepted)
+    _draw_next(source, shared, u_next, next_token, q_width=q_width, kind=kind)
+    return Acceptance(accepted, next_token, log_p, log_q)
+
+
+def _draw_next(
+    source: _Source, arguments: tuple[Any, ...], u_next: Tensor, next_token: Tensor, *, q_width: int, kind: int
+) -> None:
+    """Write the tokens [B] behind the accepted drafts; ``arguments`` of both kernels up to the sums."""
+    rows, vocabulary, device = next_token.shape[0], source.logits.shape[1], next_token.device
     tiles = triton.cdiv(vocabulary, TILE)
     # Two tensors: the second half of one would be aligned or not as the batch is, and kernels compiled anew for it.
     masses = torch.empty(rows, tiles, dtype=torch.float64, device=device)
     left = torch.empty_like(masses)
-    inverse = lengths if own_map is None else _inverse(own_map, vocabulary)
-    shared = (*source.arguments, drafts, width, *q, inverse, starts, lengths, accepted, masses, left)
-    q_width = draft.logits.shape[2] if draft is not None else 0
+    shared = (*arguments, masses, left)
     residual_kernel[rows, tiles](
         *shared, vocabulary, q_width, tiles, RAW=source.raw, KIND=kind, TILE=TILE, num_warps=_WARPS
     )
@@ -253,7 +263,6 @@ def _accept(
         TILES=triton.next_power_of_2(tiles),
         num_warps=_WARPS,
     )
-    return Acceptance(accepted, next_token, log_p, log_q)
 
 
 def _drafted(draft: DraftLogits | None, *, like: Tensor) -> tuple[int, tuple[Any, ...]]:
