@@ -148,8 +148,11 @@ class CudaRecorder:
             with torch.cuda.stream(self._beside):
                 function()
             torch.cuda.current_stream().wait_stream(self._beside)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pools.get(stage)):
-                outputs = function()
+            graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+            try:
+                with torch.cuda.graph(graph, pool=self._pools.get(stage)):
+                    outputs = function()
+            finally:  # a capture that fails leaves its own stream the current one
+                torch.cuda.set_stream(before)
             self._pools.setdefault(stage, graph.pool())
         return _CudaRecording(graph, outputs)

@@ -19,14 +19,19 @@ class Device:
         self.pools: dict[int, list[object | None]] = {}  # who keeps each block when capturing has ended
         self.streams = 0
         self.now: Graph | None = None
+        self.usual = self.current = Stream()
 
     @contextmanager
     def capture(self, graph: Graph, pool: int | None = None) -> Iterator[None]:
         graph.at = len(self.pools) if pool is None else pool
         self.pools.setdefault(graph.at, [])
-        self.now = graph
-        yield
-        self.now = None
+        self.now, kept, self.current = graph, self.current, Stream()
+        try:
+            yield
+        except RuntimeError:  # ending the capture fails too, before the stream is put back
+            self.now = None
+            raise
+        self.now, self.current = None, kept
 
     def block(self, keeper: object) -> tuple[int, int]:
         """Pool and place of memory for ``keeper``."""
@@ -71,7 +76,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         "device": lambda _: nullcontext(),
         "stream": lambda _: nullcontext(),
         "Stream": stream,
-        "current_stream": Stream,
+        "current_stream": lambda: made.current,
+        "set_stream": lambda stream: setattr(made, "current", stream),
         "CUDAGraph": Graph,
         "graph": made.capture,
     }.items():
@@ -102,3 +108,16 @@ def test_outputs_of_a_stage_survive_the_stages_after_it(device: Device) -> None:
     assert len(set(outputs.values())) == len(order)
     assert len({block[0] for key, block in outputs.items() if key[0] == "draft"}) == 1  # one pool a stage
     assert device.streams == 1
+
+
+def test_a_capture_that_fails_leaves_the_usual_stream(device: Device) -> None:
+    stages = Stages(CudaRecorder(torch.device("cuda", 0)))
+
+    def work() -> int:
+        if device.now is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return 3
+
+    assert stages.run("draft", 1, work) == 3
+    assert stages.refused == {"draft": "operation not permitted when stream is capturing"}
+    assert device.current is device.usual
