@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, by whichever test comes first
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: kernels run here without a GPU
 sys.path.insert(0, str(Path(__file__).parent))
 # A shell starts what it puts in the background with Ctrl-C ignored, and children inherit that.
