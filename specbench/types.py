@@ -89,8 +89,8 @@ class TargetView:
     """What a drafter may know of the target. Modules are the target's own and are only read.
 
     ``max_rows`` slots are numbered 0..max_rows-1 and no sequence ever holds more than ``max_context`` tokens: the two
-    bound every slot cache. (With padded steps the last slot is that of the padding.) ``model`` is the Hugging Face causal LM; ``embed`` its input embedding (call it: some
-    families scale inside), ``head`` its output projection.
+    bound every slot cache. (With padded steps the last slot is that of the padding.) ``model`` is the Hugging Face
+    causal LM; ``embed`` its input embedding (call it: some families scale inside), ``head`` its output projection.
     """
 
     config: Any
@@ -149,7 +149,7 @@ class Rows:
         return self.slots_host if self.drafts is None else None
 
     def width(self, limits: Tensor) -> int:
-        """How many drafts a proposal under ``limits`` [B] is wide. Looks at the device only where ``drafts`` is None."""
+        """How many drafts a proposal under ``limits`` [B] is wide; looks at the device only if ``drafts`` is None."""
         return int(limits.max()) if self.drafts is None else self.drafts
 
 

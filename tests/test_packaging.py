@@ -93,7 +93,7 @@ def test_every_direct_requirement_has_a_tested_version() -> None:
     lines = [line.strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
     pins = [line for line in lines if line and not line.startswith("#")]
     exact = [pin for pin in pins if not pin.startswith("triton>=")]  # a build of torch decides which triton it takes
-    assert all(pin.count("==") == 1 and "+" not in pin for pin in exact)  # no local version: it exists on one index only
+    assert all(pin.count("==") == 1 and "+" not in pin for pin in exact)  # a local version exists on one index only
     assert names - {_name(pin) for pin in pins} == set()
 
 

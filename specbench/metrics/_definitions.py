@@ -132,8 +132,8 @@ _RECORDED = {
     "joules_per_token": "Energy of the whole device in the measured window, idle time included, over the output tokens "
     "made in it.",
     "draft_vocabulary_coverage": "Share of the committed tokens that a drafter with a reduced vocabulary can name.",
-    "item_score": "Mean over the items of a task of what the grader gave the answer (1 for right, 0 for wrong, where it "
-    "is all or nothing); grader, its metric and its filter are in the scope.",
+    "item_score": "Mean over the items of a task of what the grader gave the answer (1 for right, 0 for wrong, where "
+    "it is all or nothing); grader, its metric and its filter are in the scope.",
     "item_score_difference": "Mean over the items of the method's score less that of plain decoding on the same item.",
 }
 

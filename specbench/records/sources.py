@@ -51,4 +51,6 @@ def collect(names: Sequence[str], *, folder: Path) -> Collected:
 
 def _file(name: str, folder: Path) -> Path:
     given = Path(name)
+    if not given.exists() and (given.parent != Path(".") or not folder.is_dir()):
+        raise RecordError(f"cannot read {name}: no such folder or file, and no run id in {folder}; check the path")
     return given if given.suffix == ".json" or given.is_file() else store.find(folder, name)

@@ -60,3 +60,10 @@ def test_a_folder_of_nothing_but_ruins_says_so(tmp_path: Path) -> None:
     (tmp_path / f"{'0' * 16}.json").write_text("{")
     with pytest.raises(RecordError, match="1 that cannot be read"):
         collect([str(tmp_path)], folder=tmp_path)
+
+
+def test_a_path_that_leads_nowhere_is_named_itself(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    for folder in (tmp_path / "runs", tmp_path / "none"):
+        with pytest.raises(RecordError, match="cannot read /nowhere/else: no such folder or file"):
+            collect(["/nowhere/else"], folder=folder)

@@ -252,7 +252,10 @@ def test_submitit_runs_groups_as_processes_of_their_own(
 def test_ray_with_a_worker_killed_in_the_middle_ends_like_one_process(
     base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers, twenty cells; a third of them done, the next to begin a group is killed by signal 9."""
+    """Two workers, twenty cells; half of them done, the next to begin a group is killed by signal 9.
+
+    So late the other worker can end the sweep before a new one is up: nobody waits for its imports.
+    """
     if importlib.util.find_spec("ray") is None:
         pytest.skip("the extra 'ray' is not installed")
     token = tmp_path / "token"
@@ -268,7 +271,7 @@ def test_ray_with_a_worker_killed_in_the_middle_ends_like_one_process(
 
     def kill_once(text: str) -> None:
         found = re.search(r"\(process (\d+)\)$", text)
-        if found and not killed and len(screen.done) >= CELLS // 3:
+        if found and not killed and len(screen.done) >= CELLS // 2:
             killed.append(int(found[1]))
             os.kill(killed[0], signal.SIGKILL)
 
