@@ -11,7 +11,7 @@ ARGS ?=
 # One torch thread: what runs here is many small steps, and two threads on few cores stall as soon as others work too.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-engines bench kernels gpu-train gpu-check gpu-wheels lint clean which-python
+.PHONY: demo test test-cluster test-engines bench kernels gpu-train gpu-check gpu-wheels lint clean which-python
 .DELETE_ON_ERROR:
 
 # The tested versions, the project as an editable install. Bytecode is left to the first import:
@@ -54,6 +54,10 @@ $(ENGINES_STAMP):
 # Real servers started by --launch; a minute or so for each, and an idle machine for their timings.
 test-engines: $(DEV_STAMP) $(ENGINES_STAMP)
 	SPECBENCH_ENGINE_PYTHON=$(CURDIR)/$(ENGINES_VENV)/bin/python $(BIN)/python -m pytest -m engines tests/engines $(ARGS)
+
+# Sweeps on Ray and on submitit's workers, one of them killed: a minute or more, on an idle machine.
+test-cluster: $(DEV_STAMP)
+	$(BIN)/python -m pytest -m cluster tests/sweep $(ARGS)
 
 # Timings against transformers; wants an idle machine.
 bench: $(DEV_STAMP)

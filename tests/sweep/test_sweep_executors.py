@@ -234,6 +234,7 @@ def test_the_extra_is_named_where_a_package_is_missing(
         open_pool(name, PoolOptions(tmp_path))
 
 
+@pytest.mark.cluster
 def test_submitit_runs_groups_as_processes_of_their_own(
     base: dict[str, Any], whole: Path, tmp_path: Path, specbench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +250,7 @@ def test_submitit_runs_groups_as_processes_of_their_own(
     assert_same(tmp_path / "out", whole)
 
 
+@pytest.mark.cluster
 def test_ray_with_a_worker_killed_in_the_middle_ends_like_one_process(
     base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
