@@ -161,7 +161,8 @@ def open_session(
     shelf = TargetShelf() if shelf is None else shelf
     device = choose_device(spec.device)
     # what a running server computes in is not told, nor what a file of the engine's own holds
-    untold = spec.dtype == "auto" and (bool(spec.server.base_url) or spec.server.weights is not None)
+    elsewhere = bool(spec.server.base_url) or spec.server.weights is not None  # weights that nobody read here
+    untold = spec.dtype == "auto" and elsewhere
     dtype = "unknown" if untold else choose_dtype(spec.dtype, device=device)
     graphs = choose_graphs(spec, device=device)
     with warnings.catch_warnings(record=True) as caught:
@@ -177,7 +178,8 @@ def open_session(
         _set_threads(threads)
         target = shelf.load(spec, resolved, dtype=dtype, device=device, step=step)
     prompts.check_fits(context_limit=target.context_limit)
-    notes = [*(str(w.message) for w in caught if w.category is UserWarning), *shelf.notes, *resolved.notes]
+    origin = () if elsewhere else resolved.notes
+    notes = [*(str(w.message) for w in caught if w.category is UserWarning), *shelf.notes, *origin]
     return Session(
         spec=spec,
         resolved=resolved,

@@ -9,27 +9,23 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from specbench.cli import level_options as level
+
 Runs = Annotated[list[str] | None, Argument(metavar="RUN...", help="Folders, record files or run ids. \\[--in]")]
 In = Annotated[Path, Option("--in", help="Where to look run ids up.")]
 Load = Annotated[str | None, Option(help="Weigh this load only, as tables name it: closed:8. \\[all]")]
 Floor = Annotated[float | None, Option(metavar="TOK/S", help="Least mean tok/s/user.")]
-TtftP50 = Annotated[float | None, Option("--ttft-p50", metavar="S", help="Most seconds.")]
-TtftP90 = Annotated[float | None, Option("--ttft-p90", metavar="S", help="Most seconds.")]
-TtftP99 = Annotated[float | None, Option("--ttft-p99", metavar="S", help="Most seconds.")]
-TpotP50 = Annotated[float | None, Option("--tpot-p50", metavar="S", help="Most seconds.")]
-TpotP90 = Annotated[float | None, Option("--tpot-p90", metavar="S", help="Most seconds.")]
-TpotP99 = Annotated[float | None, Option("--tpot-p99", metavar="S", help="Most seconds.")]
 
 
 def recommend(
     runs: Runs = None,
     floor: Floor = None,
-    ttft_p50: TtftP50 = None,
-    ttft_p90: TtftP90 = None,
-    ttft_p99: TtftP99 = None,
-    tpot_p50: TpotP50 = None,
-    tpot_p90: TpotP90 = None,
-    tpot_p99: TpotP99 = None,
+    ttft_p50: level.TtftP50 = None,
+    ttft_p90: level.TtftP90 = None,
+    ttft_p99: level.TtftP99 = None,
+    tpot_p50: level.TpotP50 = None,
+    tpot_p90: level.TpotP90 = None,
+    tpot_p99: level.TpotP99 = None,
     load: Load = None,
     folder: In = Path("runs"),
 ) -> None:
@@ -46,9 +42,9 @@ def recommend(
     from specbench.report.recommend import recommend as choose
     from specbench.report.recommend_table import recommend_table
 
-    (level,) = service_levels([floor] if floor is not None else None, given)
+    (wanted,) = service_levels([floor] if floor is not None else None, given)
     collected = collect(runs or [], folder=folder)
-    found = choose(collected.records, level, load=load)
+    found = choose(collected.records, wanted, load=load)
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     console.print(recommend_table(found))
     for error in collected.broken:

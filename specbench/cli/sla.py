@@ -9,20 +9,15 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
+from specbench.cli import level_options as level
 from specbench.cli import options as o
 
-_LEVEL, _SEARCH = "Service level", "Search"
+_SEARCH = "Search"
 
 Floor = Annotated[
     list[float] | None,
-    Option(metavar="TOK/S", help="Least mean tok/s/user; repeatable, one table each.", rich_help_panel=_LEVEL),
+    Option(metavar="TOK/S", help="Least mean tok/s/user; repeatable, one table each.", rich_help_panel=level.PANEL),
 ]
-TtftP50 = Annotated[float | None, Option("--ttft-p50", metavar="S", help="Most seconds.", rich_help_panel=_LEVEL)]
-TtftP90 = Annotated[float | None, Option("--ttft-p90", metavar="S", help="Most seconds.", rich_help_panel=_LEVEL)]
-TtftP99 = Annotated[float | None, Option("--ttft-p99", metavar="S", help="Most seconds.", rich_help_panel=_LEVEL)]
-TpotP50 = Annotated[float | None, Option("--tpot-p50", metavar="S", help="Most seconds.", rich_help_panel=_LEVEL)]
-TpotP90 = Annotated[float | None, Option("--tpot-p90", metavar="S", help="Most seconds.", rich_help_panel=_LEVEL)]
-TpotP99 = Annotated[float | None, Option("--tpot-p99", metavar="S", help="Most seconds.", rich_help_panel=_LEVEL)]
 Over = Annotated[str, Option(metavar="concurrency|rate", help="What is raised.", rich_help_panel=_SEARCH)]
 Most = Annotated[float | None, Option("--max", help="Largest load. [8 users]", rich_help_panel=_SEARCH)]
 Least = Annotated[float | None, Option("--min", help="Smallest. [1; of rates max/64]", rich_help_panel=_SEARCH)]
@@ -37,12 +32,12 @@ Few = Annotated[
 def sla(
     method: o.Method = None,
     floor: Floor = None,
-    ttft_p50: TtftP50 = None,
-    ttft_p90: TtftP90 = None,
-    ttft_p99: TtftP99 = None,
-    tpot_p50: TpotP50 = None,
-    tpot_p90: TpotP90 = None,
-    tpot_p99: TpotP99 = None,
+    ttft_p50: level.TtftP50 = None,
+    ttft_p90: level.TtftP90 = None,
+    ttft_p99: level.TtftP99 = None,
+    tpot_p50: level.TpotP50 = None,
+    tpot_p90: level.TpotP90 = None,
+    tpot_p99: level.TpotP99 = None,
     over: Over = "concurrency",
     most: Most = None,
     least: Least = None,

@@ -59,6 +59,7 @@ def test_speculation_on_a_real_server(gguf, tmp_path, specbench):
         assert (facts["engine"], facts["launched"]) == ("llama.cpp", True)
         assert str(tmp_path) not in json.dumps(record.model_dump(mode="json")["provenance"])
         assert record.comparability["engine"].startswith("llama.cpp")
+        assert not any("dequantised" in note for note in record.notes), "the target folder's origin is not the server's"
     assert value(records["vanilla"], "tau") == 1.0  # it says that nothing was drafted
     weights = {record.comparability["target_weights"] for record in records.values()}
     assert len(weights) == 1  # of the file that was served, whose bits are not the target folder's
