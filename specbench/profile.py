@@ -25,7 +25,7 @@ from specbench.cell import plan_cell
 from specbench.config import BASELINE, MethodSpec, RunSpec
 from specbench.engine import cost_table
 from specbench.engine.clock import WallClock
-from specbench.engine.cost_table import CostTable, RowCost
+from specbench.engine.cost_table import CostTable, PromptCost, RowCost
 from specbench.engine.target import Target
 from specbench.errors import CapacityError, ConfigError
 from specbench.modeling.layout import BatchLayout, RowSpan
@@ -36,6 +36,7 @@ from specbench.resolve import silent_step
 from specbench.session import Session, Step, open_session
 from specbench.types import Proposal, Request, Rows, Sampling
 
+PROMPT_POINTS = (1, 16, 32, 64, 128, 256, 512)  # tokens of a prompt chunk; the engine's own chunks have up to 512
 LONGEST_BLOCK = 16  # drafts a round that the timed proposals leave room for
 
 OnProgress = Callable[[int, int], None]
@@ -75,10 +76,14 @@ def row_points(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """A flat batch of ``tokens`` tokens over ``rows`` rows, as even as can be."""
+    """A flat batch of ``tokens`` tokens over ``rows`` rows, as even as can be.
+
+    ``prompt``: the beginning of one row's prompt, with nothing cached and logits for its last token alone.
+    """
 
     rows: int
     tokens: int
+    prompt: bool = False
 
     def counts(self) -> list[int]:
         base, more = divmod(self.tokens, self.rows)
@@ -91,6 +96,7 @@ def profile_target(
     """Time the forward over tokens (rows filled to ``draft_length`` + 1 tokens) and over rows at equal tokens.
 
     The time of rows is told apart from that of tokens: a step of R rows and B tokens takes row_cost(R) + time(B).
+    Prompt chunks are timed beside them.
     """
     block = settings.draft_length + 1
     most = settings.max_rows * block
@@ -98,7 +104,8 @@ def profile_target(
     rows = row_points(settings.max_rows)
     by_tokens = {m: _Shape(-(-m // block), m) for m in tokens}
     by_rows = {r: _Shape(r, settings.max_rows) for r in rows}
-    shapes = list(dict.fromkeys([*by_tokens.values(), *by_rows.values()]))
+    prompts = {m: _Shape(1, m, prompt=True) for m in PROMPT_POINTS if m <= target.context_limit}
+    shapes = list(dict.fromkeys([*by_tokens.values(), *by_rows.values(), *prompts.values()]))
     seconds = _time_forwards(target, shapes, settings, on_progress)
     whole = {m: statistics.median(seconds[by_tokens[m]]) for m in tokens}
     row_cost = RowCost(
@@ -114,6 +121,11 @@ def profile_target(
         spread=tuple(_spread(seconds[by_tokens[m]]) for m in tokens),
         tokens_per_row=block,
         row_cost=row_cost,
+        prompt=PromptCost(
+            tuple(prompts),
+            tuple(statistics.median(seconds[shape]) for shape in prompts.values()),
+            tuple(_spread(seconds[shape]) for shape in prompts.values()),
+        ),
     )
 
 
@@ -141,7 +153,8 @@ def _spread(values: Sequence[float]) -> float:
 def _time_forwards(
     target: Target, shapes: Sequence[_Shape], settings: ProfileSettings, on_progress: OnProgress
 ) -> dict[_Shape, list[float]]:
-    pages = {shape: pages_for(settings.context + max(shape.counts())) for shape in shapes}
+    cached = {shape: 0 if shape.prompt else settings.context for shape in shapes}
+    pages = {shape: pages_for(cached[shape] + max(shape.counts())) for shape in shapes}
     lm = target.lm
     pool = KVPool(
         lm.layer_shapes,
@@ -155,7 +168,7 @@ def _time_forwards(
         spans, at = [], 0
         for row, count in enumerate(shape.counts()):
             held = range(row * pages[shape], (row + 1) * pages[shape])
-            spans.append(RowSpan(at, count, settings.context + count, held))
+            spans.append(RowSpan(at, count, cached[shape] + count, held))
             at += count
         ids = torch.randint(0, target.vocab_size, (shape.tokens,), generator=generator).to(lm.device)
         batches[shape] = (ids, spans)
@@ -164,9 +177,10 @@ def _time_forwards(
     for turn in range(settings.warmup + settings.repeats):
         for index, shape in enumerate(shapes):
             ids, spans = batches[shape]
+            wanted = torch.tensor([shape.tokens - 1], device=lm.device) if shape.prompt else None
             start = _now(lm.device)
             layout = BatchLayout.build(spans, lm.device)
-            lm.forward(ids, layout=layout, pool=pool, logits_at=None).logits.argmax(dim=-1).tolist()
+            lm.forward(ids, layout=layout, pool=pool, logits_at=wanted).logits.argmax(dim=-1).tolist()
             spent = _now(lm.device) - start
             if turn >= settings.warmup:
                 seconds[shape].append(spent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def test_rows_and_tokens_are_told_apart_and_jags_are_kept(monkeypatch: pytest.Mo
         return {shape: [seconds(shape), seconds(shape) * 1.2, seconds(shape) * 0.9] for shape in shapes}
 
     monkeypatch.setattr(profiling, "_time_forwards", scripted)
-    table = profile_target(None, SMALL)  # type: ignore[arg-type]
+    table = profile_target(SimpleNamespace(context_limit=64), SMALL)  # type: ignore[arg-type]
     assert table.tokens == tuple(range(1, 13))
     assert table.row_cost is not None
     assert table.row_cost.seconds == pytest.approx((0.0, 0.1, 0.3))
@@ -59,7 +60,7 @@ def test_a_stalled_timing_of_rows_does_not_take_over_the_table(monkeypatch: pyte
         return {shape: [60.0 if shape == stalled else 1 + 0.01 * shape.tokens] * 3 for shape in shapes}
 
     monkeypatch.setattr(profiling, "_time_forwards", scripted)
-    table = profile_target(None, SMALL)  # type: ignore[arg-type]
+    table = profile_target(SimpleNamespace(context_limit=64), SMALL)  # type: ignore[arg-type]
     for tokens in set(table.tokens) - {4}:  # where that very batch is the point of its token count
         whole = table.seconds(tokens, rows=-(-tokens // 3)).item()
         assert whole == pytest.approx(1 + 0.01 * tokens)
@@ -72,6 +73,10 @@ def test_a_real_target_is_timed_at_every_point() -> None:
     assert all(rate > 0 for rate in table.steps_per_s)
     assert table.tokens_per_row == 3
     assert table.lookup == "linear"
+    assert table.prompt is not None
+    assert table.prompt.tokens == profiling.PROMPT_POINTS[: len(table.prompt.tokens)]
+    assert len(table.prompt.tokens) > 3
+    assert table.prompt.seconds[-1] > table.prompt.seconds[0] > 0
     assert seen[-1][0] == seen[-1][1] == len(seen)
 
 

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,6 +40,22 @@ class RowCost:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptCost:
+    """Seconds of a step that runs ``tokens`` prompt tokens of one new request, whose last alone is given logits.
+
+    Straight lines between the measured points; beyond the last in proportion, so that nothing is free.
+    """
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+    spread: tuple[float, ...] = ()
+
+    def at(self, tokens: int) -> float:
+        """Seconds of a chunk of so many tokens."""
+        return float(np.interp(tokens, self.tokens, self.seconds)) * max(1.0, tokens / self.tokens[-1])
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Where a table was measured; what is None was not stated."""
 
@@ -59,7 +75,8 @@ class CostTable:
     times are joined by straight lines. Beyond ``max_tokens`` the time grows in proportion to the tokens, so that what
     was never measured is not free. ``row_cost`` adds seconds by rows; ``steps_per_s`` is then without them.
     ``tokens_per_row`` says how the rows of the measured batches were filled. ``spread`` is the interquartile range of
-    the repeats over their median. ``draft`` holds the price of drafting by method.
+    the repeats over their median. ``draft`` holds the price of drafting by method, ``prompt`` that of prompt tokens,
+    which need no logits; without it they cost what verified ones do.
     """
 
     tokens: tuple[int, ...]
@@ -70,6 +87,7 @@ class CostTable:
     tokens_per_row: int | None = None
     row_cost: RowCost | None = None
     draft: Mapping[str, RowCost] = field(default_factory=dict)
+    prompt: PromptCost | None = None
     origin: Origin = Origin()
     note: str = ""
 
@@ -90,6 +108,18 @@ class CostTable:
     def seconds(self, tokens: Any, *, rows: int | None = None) -> Floats:
         """Seconds of one step, as `rate`."""
         return 1.0 / self.rate(tokens, rows=rows)
+
+    def step_s(self, tokens: int, *, rows: int, prompt: int = 0) -> float:
+        """Seconds of a step with ``prompt`` tokens of prompts beside ``tokens`` others; ``rows`` of both together.
+
+        The weights are read once for both: what prompt tokens add is their own step's time less the least step's.
+        """
+        if self.prompt is None or not prompt:
+            return float(self.seconds(tokens + prompt, rows=rows))
+        alone = self.prompt.at(prompt)
+        if not tokens:
+            return alone
+        return float(self.seconds(tokens, rows=rows)) + max(0.0, alone - float(self.seconds(1, rows=1)))
 
     def check_origin(self, expected: Origin, *, force: bool = False) -> None:
         """Refuse a table of another device, model or setting, or of an unknown one, unless forced.
@@ -136,6 +166,12 @@ class _RowCostDocument(_Strict):
     draft_length: Count | None = None
 
 
+class _PromptDocument(_Strict):
+    tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
+    seconds: tuple[Positive, ...]
+    spread: tuple[float, ...] = ()
+
+
 class _Document(_Strict):
     format: Literal["specbench-cost-table"]
     version: int
@@ -148,6 +184,7 @@ class _Document(_Strict):
     tokens_per_row: Count | None = None
     row_cost: _RowCostDocument | None = None
     draft: dict[str, _RowCostDocument] = {}
+    prompt: _PromptDocument | None = None
     device: str | None = None
     weights_sha256: str | None = None
     dtype: str | None = None
@@ -185,6 +222,7 @@ def to_document(table: CostTable) -> dict[str, Any]:
         "tokens_per_row": table.tokens_per_row,
         "row_cost": None if table.row_cost is None else _row_document(table.row_cost),
         "draft": {method: _row_document(cost) for method, cost in table.draft.items()},
+        "prompt": None if table.prompt is None else {k: list(v) for k, v in asdict(table.prompt).items()},
         **origin,
     }
     return {name: value for name, value in whole.items() if value not in (None, "", [], {})}
@@ -237,6 +275,9 @@ def _from_document(found: _Document, where: str) -> CostTable:
     if found.version != VERSION:
         raise ConfigError(f"{where}: cost table version {found.version}, this reads {VERSION}; upgrade specbench-llm")
     _rising(found.tokens, found.steps_per_s, name="tokens", where=where)
+    prompt = found.prompt
+    if prompt is not None:
+        _rising(prompt.tokens, prompt.seconds, name="prompt", where=where)
     return CostTable(
         tokens=found.tokens,
         steps_per_s=found.steps_per_s,
@@ -246,6 +287,7 @@ def _from_document(found: _Document, where: str) -> CostTable:
         tokens_per_row=found.tokens_per_row,
         row_cost=None if found.row_cost is None else _row_cost(found.row_cost, name="row_cost", where=where),
         draft={m: _row_cost(cost, name=f"draft.{m}", where=where) for m, cost in found.draft.items()},
+        prompt=None if prompt is None else PromptCost(prompt.tokens, prompt.seconds, prompt.spread),
         origin=Origin(**{name: getattr(found, name) for name in Origin.__dataclass_fields__}),
         note=found.note,
     )

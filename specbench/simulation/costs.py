@@ -36,14 +36,14 @@ class StepCosts:
     table: CostTable
     draft: RowCost
     overhead: Overhead = Overhead()
-    _known: dict[tuple[int, int], float] = field(default_factory=dict)
+    _known: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
-    def forward_s(self, tokens: int, rows: int) -> float:
-        """Seconds of the target's forward."""
-        found = self._known.get((tokens, rows))
-        if found is None:
-            found = self._known[tokens, rows] = float(self.table.seconds(tokens, rows=rows))
-        return found
+    def forward_s(self, tokens: int, rows: int, *, prompt: int = 0) -> float:
+        """Seconds of the target's forward; ``prompt`` tokens more are prompts'."""
+        key = (tokens, rows, prompt)
+        if key not in self._known:
+            self._known[key] = self.table.step_s(tokens, rows=rows, prompt=prompt)
+        return self._known[key]
 
     def draft_s(self, rows: int) -> float:
         """Seconds of one proposal for so many rows; nothing where none drafts."""

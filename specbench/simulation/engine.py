@@ -60,8 +60,10 @@ class ReplayModel:
     ) -> ForwardOutput:
         """Logits [N, 2] at the asked positions; no hidden states."""
         tokens, rows = layout.num_tokens, sum(group.lengths.shape[0] for group in layout.groups)
-        self._clock.advance(self._costs.forward_s(tokens, rows))
         asked = tokens if logits_at is None else logits_at.shape[0]
+        # Decoding rows come first and want all their logits; what follows the first gap is prompts.
+        decoded = asked if logits_at is None else int((logits_at == torch.arange(asked)).long().cumprod(0).sum())
+        self._clock.advance(self._costs.forward_s(decoded, rows, prompt=tokens - decoded))
         logits = torch.zeros(asked, 2)
         logits[:, RIGHT] = 1.0
         return ForwardOutput(logits, torch.empty(tokens, 0))

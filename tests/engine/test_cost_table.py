@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_planning import TABLES, staircase
 
-from specbench.engine.cost_table import CostTable, Origin, RowCost, parse, read, to_document, to_sglang
+from specbench.engine.cost_table import CostTable, Origin, PromptCost, RowCost, parse, read, to_document, to_sglang
 from specbench.engine.policy import StepCost
 from specbench.errors import ConfigError
 
@@ -71,6 +72,17 @@ def test_a_measured_table_is_written_plain_with_the_rows_it_was_measured_with() 
         to_sglang(CostTable((8,), (10.0,), 8, row_cost=RowCost((1,), (0.1,))))
 
 
+def test_prompt_tokens_have_a_price_of_their_own() -> None:
+    """They want no logits, and the weights are read once for them and for what is verified beside them."""
+    bare = CostTable((1, 8), (100.0, 50.0), 8, lookup="linear", row_cost=RowCost((1, 2), (0.0, 0.004)))
+    assert bare.step_s(8, rows=1, prompt=24) == pytest.approx(0.08)  # beyond the table: in proportion
+    table = replace(bare, prompt=PromptCost((1, 32), (0.010, 0.041)))
+    assert table.step_s(0, rows=1, prompt=24) == pytest.approx(0.033)
+    assert table.step_s(8, rows=2, prompt=24) == pytest.approx(0.024 + 0.033 - 0.010)
+    assert table.step_s(0, rows=1, prompt=64) == pytest.approx(0.082)  # beyond its points too
+    assert table.step_s(8, rows=2) == pytest.approx(0.024)
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_documents_round_trip_and_the_device_agrees_with_the_table(data: st.DataObject) -> None:
@@ -81,6 +93,7 @@ def test_documents_round_trip_and_the_device_agrees_with_the_table(data: st.Data
         tuple(points), rates, max_tokens=points[-1] + data.draw(st.integers(0, 50)),
         lookup=data.draw(st.sampled_from(["floor", "linear"])), row_cost=row_cost,
         draft={"dspark": RowCost((1, 4), (0.001, 0.002), draft_length=7)},
+        prompt=data.draw(st.sampled_from([None, PromptCost((1, 16), (0.1, 0.2), (0.0, 0.1))])),
         origin=Origin(device="x", weights_sha256="y", dtype="float32", threads=2, torch="2", context=64),
         note="n", spread=tuple(0.1 for _ in points),
     )  # fmt: skip

@@ -16,7 +16,7 @@ from support_virtual import TABLE, PlacedDrafter, priced_run, timing
 
 from specbench.backends.scripted import Script, ScriptedBackend
 from specbench.engine.clock import VirtualClock
-from specbench.engine.cost_table import CostTable, RowCost
+from specbench.engine.cost_table import CostTable, PromptCost, RowCost
 from specbench.engine.target import Target
 from specbench.metrics._identities import check_identities
 from specbench.metrics.throughput import steady_window
@@ -59,7 +59,7 @@ def run(target: Target, texts: Any) -> Callable[..., RunTrace]:
 
 
 def predicted(recorded: RunTrace, **asked: Any) -> list[Simulated]:
-    spec = SimulationSpec(table=TABLE, **asked)
+    spec = SimulationSpec(**{"table": TABLE, **asked})
     record = make_record(method="placed", draft_length=LENGTH, spec={"prefill_chunk": 512, "concurrency": 1})
     return list(simulate([source_of(record, recorded, spec)], spec))
 
@@ -160,6 +160,18 @@ def test_a_scripted_engine() -> None:
     assert {r.id: r.token_times_s for r in found.requests} == {
         r.id: pytest.approx(r.token_times_s, abs=1e-9) for r in real.requests
     }
+
+
+def test_a_step_with_prompts_takes_what_prompts_take(recorded: RunTrace) -> None:
+    """Only they: steps that decode alone are priced as without it."""
+    table = replace(TABLE, prompt=PromptCost((1, 2), (5.0, 6.0)))
+    steps = [step for one in predicted(recorded, concurrency=(2,), table=table) for step in one.trace.steps]
+    for step in steps:
+        rows = step.decode_rows + step.prefill_rows
+        expected = table.step_s(step.decode_tokens, rows=rows, prompt=step.prefill_tokens)
+        assert step.verify_s == pytest.approx(expected), step
+    assert any(step.prefill_tokens and step.decode_tokens for step in steps)
+    assert any(step.decode_tokens and not step.prefill_tokens for step in steps)
 
 
 def test_predictions_are_marked_and_never_rank(recorded: RunTrace) -> None:
