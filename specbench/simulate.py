@@ -143,9 +143,11 @@ def source_of(record: Record, trace: RunTrace, spec: SimulationSpec) -> Source:
         costs.overhead = step_costs.recorded_overhead(trace, costs)
     else:
         notes.append("a step costs forward and drafting only, as the recorded overhead is another device's; --overhead")
-    share = step_costs.forward_check(trace, costs) if same_device else None
+    share = step_costs.fit_to(trace, costs) if same_device else None
     if share is not None:
-        notes.append(f"the table's forward takes {share:.2f} times what the recorded steps took (median)")
+        notes.append(
+            f"the table's forward takes {share:.2f} times what the recorded steps took (median); it is scaled to them"
+        )
     if replay.left_out:
         notes.append(f"{replay.left_out} recorded requests failed or gave no token and are not replayed")
     return Source(record, replay, costs, tuple(notes))
@@ -182,7 +184,7 @@ def simulate(sources: Sequence[Source], spec: SimulationSpec, *, command: Sequen
 
 
 def _plain(source: Source) -> Source:
-    costs = StepCosts(source.costs.table, step_costs.NO_PRICE, source.costs.overhead)
+    costs = StepCosts(source.costs.table, step_costs.NO_PRICE, source.costs.overhead, source.costs.scale)
     note = f"plain decoding of the requests of run {source.record.run_id}, as no run of it was given"
     return Source(source.record, plain(source.replay), costs, (*source.notes, note))
 

@@ -14,6 +14,7 @@ from specbench.errors import ConfigError, RecordError
 from specbench.metrics._emissions import pure_decode
 from specbench.types import RunTrace, StepTrace
 
+_ROUNDING = 1e-6
 NO_PRICE = RowCost((1,), (0.0,))
 
 
@@ -31,18 +32,19 @@ class Overhead:
 
 @dataclass(slots=True)
 class StepCosts:
-    """What a step of one method costs. Every (tokens, rows) is looked up once."""
+    """What a step of one method costs. Every step is looked up once; ``scale`` multiplies the table's forwards."""
 
     table: CostTable
     draft: RowCost
     overhead: Overhead = Overhead()
+    scale: float = 1.0
     _known: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
     def forward_s(self, tokens: int, rows: int, *, prompt: int = 0) -> float:
         """Seconds of the target's forward; ``prompt`` tokens more are prompts'."""
         key = (tokens, rows, prompt)
         if key not in self._known:
-            self._known[key] = self.table.step_s(tokens, rows=rows, prompt=prompt)
+            self._known[key] = self.scale * self.table.step_s(tokens, rows=rows, prompt=prompt)
         return self._known[key]
 
     def draft_s(self, rows: int) -> float:
@@ -94,6 +96,15 @@ def forward_check(trace: RunTrace, costs: StepCosts) -> float | None:
         _ratio(step, costs) for step in trace.steps if pure_decode(step) and step.decode_rows and step.verify_s > 0
     ]
     return median(found) if found else None
+
+
+def fit_to(trace: RunTrace, costs: StepCosts) -> float | None:
+    """Scale the forwards so that the recorded decode steps come out right (median); `forward_check` as it was."""
+    share = forward_check(trace, costs)
+    if share is not None and abs(share - 1) > _ROUNDING:
+        costs.scale /= share
+        costs._known.clear()
+    return share
 
 
 def _ratio(step: StepTrace, costs: StepCosts) -> float:

@@ -174,6 +174,19 @@ def test_a_step_with_prompts_takes_what_prompts_take(recorded: RunTrace) -> None
     assert any(step.decode_tokens and not step.prefill_tokens for step in steps)
 
 
+def test_a_machine_that_was_slower_while_its_table_was_measured(recorded: RunTrace) -> None:
+    """The recorded steps say how fast it was in the run: a table twice as slow predicts the same."""
+    slow = replace(
+        TABLE,
+        steps_per_s=tuple(rate / 2 for rate in TABLE.steps_per_s),
+        row_cost=None if TABLE.row_cost is None else replace(
+            TABLE.row_cost, seconds=tuple(2 * s for s in TABLE.row_cost.seconds)
+        ),
+    )  # fmt: skip
+    for ours, theirs in zip(predicted(recorded, concurrency=(4,)), predicted(recorded, concurrency=(4,), table=slow)):
+        assert_same(theirs.trace, ours.trace)
+
+
 def test_predictions_are_marked_and_never_rank(recorded: RunTrace) -> None:
     for one in predicted(recorded, concurrency=(2,)):
         assert any("simulated" in reason for reason in keys.obstacles(one.record))
