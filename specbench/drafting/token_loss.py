@@ -77,7 +77,9 @@ def draft_ids(target_ids: Tensor, id_map: Tensor | None) -> Tensor:
 class Rows:
     """M predictions to judge. A coefficient is what the row's term is multiplied with in the total.
 
-    ``labels`` [M] are target ids; the hard cross-entropy of one that the draft vocabulary lacks is left out.
+    ``labels`` [M] are target ids; the hard cross-entropy of one that the draft vocabulary lacks is left out. Rows with
+    one number in ``teacher_rows`` have one teacher state: rounds overlap, and each state's target is computed once a
+    chunk.
     """
 
     labels: Tensor  # [M] int64
@@ -86,6 +88,7 @@ class Rows:
     ce: Tensor  # [M] float32, coefficients
     soft_ce: Tensor  # [M]
     tv: Tensor  # [M]
+    teacher_rows: Tensor | None = None  # [M] int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,14 +255,21 @@ def _judge(job: _Job, logits: Tensor, part: slice) -> _Judged:
 def _target(job: _Job, part: slice) -> tuple[Tensor, Tensor, Tensor | None]:
     """Target probabilities on the draft vocabulary [m, Vd], their sum [m], likeliest ids [m] where they are needed."""
     rows, teacher = job.rows, job.teacher
-    hidden = rows.teacher_hidden[part]
+    hidden, normaliser, spread = rows.teacher_hidden[part], rows.log_normaliser[part], None
+    if rows.teacher_rows is not None:
+        states, spread = torch.unique(rows.teacher_rows[part], return_inverse=True)
+        one = torch.empty_like(states).scatter_(0, spread, torch.arange(len(spread), device=spread.device))
+        hidden, normaliser = hidden[one], normaliser[one]
     logits = teacher.logits(hidden)
     if teacher.id_map is None:
         p = torch.softmax(logits, dim=-1)
     else:
-        p = logits.sub_(rows.log_normaliser[part, None]).exp_()
+        p = logits.sub_(normaliser[:, None]).exp_()
     best = teacher.best(hidden, p) if job.judge or job.renormalise else None
-    return p, p.sum(dim=-1), best
+    mass = p.sum(dim=-1)
+    if spread is None:
+        return p, mass, best
+    return p[spread], mass[spread], None if best is None else best[spread]
 
 
 def _share(job: _Job, mass: Tensor, best: Tensor | None) -> Tensor:

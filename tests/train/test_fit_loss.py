@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,14 +59,17 @@ def test_chunked_losses_and_gradients_are_those_of_the_definition(
     rows: int, reduced: bool, renormalise: bool, chunk: int, seed: int, terms: tuple[float, float, float]
 ) -> None:
     made, teacher, states, student, _ = case(rows, reduced=reduced, seed=seed, terms=terms)
+    of = torch.randint(rows, (rows,), generator=torch.Generator().manual_seed(seed))  # rounds share teacher states
+    made = replace(made, teacher_hidden=made.teacher_hidden[of], log_normaliser=made.log_normaliser[of])
     wanted, *parts = definition(states @ student.T, rows=made, teacher=teacher, renormalise=renormalise)
     expected = torch.autograd.grad(wanted, (states, student))
     before = dict(token_loss._CHUNK_VALUES)
     token_loss._CHUNK_VALUES["cpu"] = chunk
     try:
         found = row_losses(
-            lambda h: h @ student.T, (states,), shared=(student,), rows=made, teacher=teacher, renormalise=renormalise
-        )
+            lambda h: h @ student.T, (states,), shared=(student,), rows=replace(made, teacher_rows=7 * of),
+            teacher=teacher, renormalise=renormalise,
+        )  # fmt: skip
     finally:
         token_loss._CHUNK_VALUES.update(before)
     torch.testing.assert_close(found.total, wanted, atol=1e-4, rtol=1e-4)
@@ -116,7 +120,7 @@ def test_without_gradients_the_same_numbers_come_out() -> None:
 def test_nothing_to_judge_is_zero_and_trains_nothing() -> None:
     made, teacher, states, student, _ = case(1, reduced=False, seed=0)
     none = slice(0, 0)
-    rows = Rows(*(getattr(made, name)[none] for name in Rows.__slots__))
+    rows = Rows(*(getattr(made, name)[none] for name in Rows.__slots__ if name != "teacher_rows"))
     found = row_losses(lambda h: h @ student.T, (states[none],), shared=(student,), rows=rows, teacher=teacher)
     found.total.backward()
     assert float(found.total.detach()) == 0

@@ -96,6 +96,7 @@ class Trained:
             ce=self.objective.ce * hard,
             soft_ce=self.objective.soft_ce * soft,
             tv=self.objective.tv * soft,
+            teacher_rows=teacher_rows,
         )
         found = row_losses(
             drafted.logits_of,
