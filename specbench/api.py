@@ -91,7 +91,9 @@ class VerifyPolicy(Protocol):
 
     A module ``specbench.engine.policies.NAME`` sets ``PLUGIN`` to a factory (draft_length, argument, *, context) with
     the text behind the colon of ``--policy NAME:...`` and a `specbench.engine.policy.PolicyContext`. State of a row
-    lives in tensors indexed by slot, and is the row's own as long as ``rows.number`` is.
+    lives in tensors indexed by slot, and is the row's own as long as ``rows.number`` is; on the host it lives by that
+    number. Attributes that a policy may have: ``may_skip``, a step may draft for no row; ``capped``, its plans say how
+    many drafts a step verifies at most (`VerifyPlan.most`), which padded steps choose the size of a forward by.
     """
 
     causal: ClassVar[bool]

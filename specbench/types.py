@@ -139,6 +139,7 @@ class Rows:
     any_truncated: bool  # some row uses top_p or top_k
     any_greedy: bool = True  # some temperature is 0
     drafts: int | None = None  # width of a padded step's proposal; None: the host fields are exact
+    numbers_host: tuple[int, ...] | None = None  # of ``number``; None: only the device holds them
 
     def __len__(self) -> int:
         return len(self.slots_host)
@@ -207,13 +208,15 @@ class VerifyPlan:
     """How many drafts of each row go to the target: 0 <= lengths <= proposal.counts.
 
     ``explain`` gives the policy's reason row by row. It is called once, after the cycle's copy to the host, with the
-    values of ``facts``, which exist on the device only until then. Without it ``state`` stands for all rows.
+    values of ``facts``, which exist on the device only until then; the policy may keep them for later steps. Without it
+    ``state`` stands for all rows. ``most`` is what the host knows of the sum of the lengths without looking at them.
     """
 
     lengths: Tensor  # [B] int64
     state: str = ""  # the policy's reason, written into the round
     explain: Callable[[Sequence[float]], Sequence[str]] | None = None
     facts: Tensor | None = None  # [F] float64, what the reason tells of the whole step
+    most: int | None = None  # drafts of all rows together at most; None: not known before the copy to the host
 
     def states(self, facts: Sequence[float] | None = None) -> Sequence[str]:
         """The reason of each row; ``facts`` are the values of the field where they are on the host already."""

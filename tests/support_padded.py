@@ -13,6 +13,7 @@ from support_engine import outputs
 from support_planning import staircase
 
 from specbench import registry
+from specbench.engine.cost_table import CostTable
 from specbench.engine.engine import Engine
 from specbench.engine.graphs import GraphSettings
 from specbench.engine.policies.fixed import FixedPolicy
@@ -20,7 +21,7 @@ from specbench.engine.policy import PolicyContext
 from specbench.modeling.pool import PAGE
 from specbench.types import Request, RoundTrace, RunTrace
 
-SIZES = GraphSettings(rows=(1, 2, 4), lengths=(32, CONTEXT))
+SIZES = GraphSettings(rows=(1, 2, 4), lengths=(32, CONTEXT), least_saved=1)
 TOLERANCE = 1e-3
 
 
@@ -34,6 +35,7 @@ class Setting:
     joins: tuple[tuple[int, int], ...] = ()
     prefill: int = 512
     synthetic: tuple[float, ...] | None = None
+    cost: CostTable | None = None
 
 
 def engine_of(stable: Stable, case: Case, setting: Setting, *, graphs: GraphSettings | None) -> Engine:
@@ -42,7 +44,9 @@ def engine_of(stable: Stable, case: Case, setting: Setting, *, graphs: GraphSett
     drafter = stable.drafter(case, rows=rows + 1)
     length = drafter.trained_length
     name, _, argument = setting.policy.partition(":")
-    context = PolicyContext(max_rows=rows, device=torch.device("cpu"), method="dspark", cost=staircase())
+    context = PolicyContext(
+        max_rows=rows, device=torch.device("cpu"), method="dspark", cost=setting.cost or staircase()
+    )
     policy = registry.load("policies", name)(length, argument or None, context=context) if length else FixedPolicy(0)
     page = PAGE * sum(shape.bytes_per_token(torch.float32) for shape in target.lm.layer_shapes)
     return Engine(

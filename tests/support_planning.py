@@ -57,6 +57,7 @@ def make_rows(
         lengths_host=tuple(lengths),
         all_greedy=False,
         any_truncated=False,
+        numbers_host=tuple(range(count)) if numbers is None else tuple(numbers),
     )
 
 

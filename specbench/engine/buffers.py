@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -144,7 +144,8 @@ class Buffers:
     def rows(self, decode: Seq[Sequence]) -> Rows:
         """The decode rows of the step that was sent last, as views."""
         held = tuple(s.slot for s in decode if s.slot is not None)
-        return self._rows(held, tuple(s.computed for s in decode), Mode.of(decode), drafts=None)
+        rows = self._rows(held, tuple(s.computed for s in decode), Mode.of(decode), drafts=None)
+        return replace(rows, numbers_host=tuple(s.request.number for s in decode))
 
     def padded_rows(self, size: int, *, longest: int, mode: Mode) -> Rows:
         """The first ``size`` rows, padding included; of their lengths the host says that ``longest`` is the most."""

@@ -92,6 +92,12 @@ class Cycle(Protocol):
         ...
 
 
+def check_most(plan: VerifyPlan | None, planned: Seq[int]) -> None:
+    """The policy keeps to what it said of the whole step before the host knew the lengths."""
+    if plan is not None and plan.most is not None:
+        assert sum(planned) <= plan.most, f"{sum(planned)} drafts are verified, the policy said at most {plan.most}"
+
+
 class PlainCycle:
     """The rows as they are: every shape follows from what the host knows, which costs a look at each decision."""
 
@@ -181,6 +187,7 @@ class PlainCycle:
     def outcome(self) -> Outcome:
         """See `Cycle`."""
         drafts, counts, confidence = _on_host(self._proposal, len(self._plan.decode))
+        check_most(self._verify_plan, self._planned)
         states = [] if self._verify_plan is None else self._verify_plan.states()
         return Outcome(self._judged, drafts, counts, self._planned, confidence, states)
 

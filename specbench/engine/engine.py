@@ -95,6 +95,7 @@ class Engine:
                 max_rows=max_rows,
                 max_context=self.max_context,
                 may_skip=getattr(policy, "may_skip", False),
+                capped=getattr(policy, "capped", False),
             )
         self.timer = PhaseTimer(self.lm.device)
         self.recorder = Recorder(self.timer)
@@ -113,7 +114,12 @@ class Engine:
         drafts, vocab = self.policy.draft_length, self.lm.vocab_size
         if graphs is not None:
             growth += kept_bytes(
-                graphs, max_rows=self.max_rows, max_context=self.max_context, drafts=drafts, vocab_size=vocab
+                graphs,
+                max_rows=self.max_rows,
+                max_context=self.max_context,
+                drafts=drafts,
+                vocab_size=vocab,
+                capped=getattr(self.policy, "capped", False),
             )
         step = self.max_rows * (drafts + 1)
         free = {self.lm.device: pool_budget(first, growth=growth, step_tokens=step, vocab_size=vocab)}

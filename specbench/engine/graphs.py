@@ -38,12 +38,14 @@ whole until another of its stage is replayed. Errors: RuntimeError when it does 
 class GraphSettings:
     """How steps are padded. ``rows`` and ``lengths`` are the sizes to round up to, None for the usual ones.
 
-    ``recorder`` None runs padded steps without capturing them, as on a CPU.
+    ``recorder`` None runs padded steps without capturing them, as on a CPU. ``least_saved``: tokens fewer than the next
+    larger one that a verification must have to be a size of its own (below that a forward costs what it costs).
     """
 
     rows: tuple[int, ...] | None = None
     lengths: tuple[int, ...] | None = None
     recorder: Recorder | None = None
+    least_saved: int = 32
 
 
 def settings_for(device: torch.device) -> GraphSettings:
@@ -68,19 +70,34 @@ def length_sizes(max_context: int) -> tuple[int, ...]:
     return (*sizes, max_context)
 
 
+def verify_sizes(rows: int, *, drafts: int, least_saved: int) -> tuple[int, ...]:
+    """Tokens of the verifications of ``rows`` rows: all ``drafts`` of each, half, a quarter, and one; anchors included.
+
+    A size that saves less than ``least_saved`` tokens is left out.
+    """
+    sizes = [rows * (drafts + 1)]
+    for each in sorted({-(-drafts // 2), -(-drafts // 4), min(drafts, 1)}, reverse=True):
+        if sizes[-1] - rows * (each + 1) >= max(least_saved, 1):
+            sizes.append(rows * (each + 1))
+    return tuple(reversed(sizes))
+
+
 def round_up(value: int, sizes: tuple[int, ...]) -> int | None:
     """The smallest size that holds ``value``; None where none does."""
     return next((size for size in sizes if value <= size), None)
 
 
-def kept_bytes(settings: GraphSettings, *, max_rows: int, max_context: int, drafts: int, vocab_size: int) -> int:
+def kept_bytes(
+    settings: GraphSettings, *, max_rows: int, max_context: int, drafts: int, vocab_size: int, capped: bool = False
+) -> int:
     """Bytes of logits that captured graphs keep at most: each has outputs of its own, of target (two bytes a logit)
-    and drafter (four), for every size of a step."""
+    and drafter (four), for every size of a step. With a ``capped`` policy those of the target share one place."""
     if settings.recorder is None:
         return 0
-    rows = sum(settings.rows or row_sizes(max_rows))
-    sizes = len(settings.lengths or length_sizes(max_context))
-    return rows * sizes * vocab_size * (2 * (drafts + 1) + 4 * drafts)
+    sizes = settings.rows or row_sizes(max_rows)
+    steps = sum(sizes) * len(settings.lengths or length_sizes(max_context))
+    verified = max(sizes) if capped else steps
+    return vocab_size * (2 * (drafts + 1) * verified + 4 * drafts * steps)
 
 
 class Stages:

@@ -2,7 +2,8 @@
 
 Drafting, the target's forward and the commit run on padded rows as stages that can be captured (see
 `specbench.engine.graphs`); planning and judging run on the decode rows as they are. The host does not know the verified
-lengths before it is told the verdict: the device packs the batch itself, into as many tokens as there can be.
+lengths before it is told the verdict: the device packs the batch itself, into as many tokens as there can be. With a
+policy whose plans say how many drafts they verify at most, that is the smallest of a few sizes that holds them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from specbench.engine.buffers import Buffers, Mode, Sizes
-from specbench.engine.cycle import Outcome, Parts
-from specbench.engine.graphs import GraphSettings, Stages, length_sizes, round_up, row_sizes
+from specbench.engine.cycle import Outcome, Parts, check_most
+from specbench.engine.graphs import GraphSettings, Stages, length_sizes, round_up, row_sizes, verify_sizes
 from specbench.engine.scheduler import StepPlan
 from specbench.engine.verify import Judged
 from specbench.kernels.accept import Acceptance
@@ -29,13 +30,27 @@ class PaddedLoop:
     """Makes the padded cycles of one engine, and counts the steps that ran padded and those that did not, and why."""
 
     def __init__(
-        self, parts: Parts, settings: GraphSettings, *, width: int, max_rows: int, max_context: int, may_skip: bool
+        self,
+        parts: Parts,
+        settings: GraphSettings,
+        *,
+        width: int,
+        max_rows: int,
+        max_context: int,
+        may_skip: bool,
+        capped: bool,
     ) -> None:
-        """``width``: drafts a row at most. ``may_skip``: the policy may let no row draft, which takes a look."""
+        """``width``: drafts a row at most. ``may_skip``: the policy may let no row draft, which takes a look.
+        ``capped``: its plans say how many drafts they verify at most."""
         lm = parts.lm
         self.parts, self.may_skip = parts, may_skip
         self.row_sizes = settings.rows or row_sizes(max_rows)
         self.length_sizes = settings.lengths or length_sizes(max_context)
+        saved = settings.least_saved
+        self.verify_sizes = {  # tokens, by rows
+            rows: verify_sizes(rows, drafts=width, least_saved=saved) if capped else (rows * (width + 1),)
+            for rows in self.row_sizes
+        }
         sizes = Sizes(
             rows=max(self.row_sizes),
             slot=max_rows,
@@ -54,6 +69,10 @@ class PaddedLoop:
         self._able = bool(getattr(parts.drafter, "graph_safe", False))
         self._captures = settings.recorder is not None
         self._prepared: set[Mode] = set()
+        self._logits: Tensor | None = None  # [T, V] where all captured verifications leave theirs, the last one's only
+        if capped and self._captures:
+            most = max(self.row_sizes) * (width + 1)
+            self._logits = torch.empty(most, lm.vocab_size, dtype=lm.dtype, device=lm.device)
 
     def cycle(self, plan: StepPlan, room: list[int]) -> PaddedCycle | None:
         """The step as a padded cycle, or None where it must run as it is."""
@@ -87,7 +106,8 @@ class PaddedLoop:
             for rows in reversed(self.row_sizes):
                 if self.buffers.sizes.drafts:
                     self.draft(rows, length, mode)
-                self.verify(rows, length)
+                for tokens in reversed(self.verify_sizes[rows]):
+                    self.verify(rows, length, tokens)
                 self.commit(rows, length)
         if self.parts.lm.device.type == "cuda":  # what was sent must have left its pinned memory before it is reused
             torch.cuda.synchronize(self.parts.lm.device)
@@ -104,13 +124,13 @@ class PaddedLoop:
         found: Proposal = self.stages.run("draft", (rows, length, mode), run)
         return found
 
-    def verify(self, rows: int, length: int) -> tuple[PaddedBatch, ForwardOutput]:
-        """Anchors and planned drafts through the target."""
+    def verify(self, rows: int, length: int, size: int) -> tuple[PaddedBatch, ForwardOutput]:
+        """Anchors and planned drafts, ``size`` tokens at most, through the target."""
 
         def run() -> tuple[PaddedBatch, ForwardOutput]:
             buffers, parts = self.buffers, self.parts
             width = buffers.sizes.drafts + 1
-            shape = PaddedShape(rows=rows, tokens=rows * width, width=width, pages=pages_for(length))
+            shape = PaddedShape(rows=rows, tokens=size, width=width, pages=pages_for(length))
             batch = lay_out(
                 shape,
                 lengths=buffers.lengths[:rows],
@@ -120,10 +140,18 @@ class PaddedLoop:
                 num_pages=parts.pool.num_pages,
             )
             out = parts.lm.forward(batch.token_ids, layout=batch.layout, pool=parts.pool, logits_at=None)
-            return batch, out
+            return batch, self._shared(out)
 
-        found: tuple[PaddedBatch, ForwardOutput] = self.stages.run("verify", (rows, length), run)
+        found: tuple[PaddedBatch, ForwardOutput] = self.stages.run("verify", (rows, length, size), run)
         return found
+
+    def _shared(self, out: ForwardOutput) -> ForwardOutput:
+        """The output with its logits where those of every captured size are, so that none keeps its own."""
+        if self._logits is None or self._logits.dtype != out.logits.dtype:
+            return out
+        place = self._logits[: out.logits.shape[0]]
+        place.copy_(out.logits)
+        return ForwardOutput(place, out.hidden)
 
     def _tokens(self, rows: int) -> Tensor:
         """[R, W]: anchors and drafts."""
@@ -186,7 +214,7 @@ class PaddedCycle:
     ) -> None:
         self._loop, self._plan = loop, plan
         self._size, self._length, self._mode = rows, length, mode
-        self._count, self._width = len(plan.decode), max(room)
+        self._count, self._width, self._room = len(plan.decode), max(room), sum(room)
         self._buffers = loop.buffers
         self._buffers.fill(plan.decode, room=room, domains=loop.parts.domains)
         self.rows = self._buffers.rows(plan.decode)
@@ -223,7 +251,12 @@ class PaddedCycle:
         buffers.put("planned", 0 if plan is None else plan.lengths, count=count)
         if proposal is not None:
             buffers.drafts[:count, : proposal.tokens.shape[1]] = proposal.tokens
-        self._batch, self._out = self._loop.verify(self._size, self._length)
+        most = self._room if plan is not None else 0
+        if plan is not None and plan.most is not None:
+            most = min(most, plan.most)
+        size = round_up(self._size + most, self._loop.verify_sizes[self._size])  # padding rows have a token too
+        assert size is not None, "the largest size holds all drafts of all rows"
+        self._batch, self._out = self._loop.verify(self._size, self._length, size)
 
     def judge(self) -> None:
         """Acceptance of the decode rows."""
@@ -274,7 +307,8 @@ class PaddedCycle:
             width = tensor.shape[1]
             host[name] = [flat[at + b * width : at + (b + 1) * width] for b in range(count)]
             at += count * width
-        self._count_tokens(planned := _whole(host["planned"]))
+        check_most(self._verify_plan, planned := _whole(host["planned"]))
+        self._count_tokens(planned)
         return self._told(host, planned, flat[at:])
 
     def _told(self, host: dict[str, list[list[float]]], planned: list[int], facts: list[float]) -> Outcome:
@@ -303,10 +337,11 @@ class PaddedCycle:
         return gap[self._batch.starts[: self._count, None] + self._loop.kept(self._size)[: self._count]]
 
     def _count_tokens(self, planned: list[int]) -> None:
-        loop = self._loop
+        loop, size = self._loop, self._batch.token_ids.shape[0]
+        assert self._size + sum(planned) <= size, f"{sum(planned)} drafts of {self._size} rows in {size} tokens"
         loop.padded_steps += 1
         loop.tokens += sum(planned) + len(planned)
-        loop.padded_tokens += self._batch.token_ids.shape[0]
+        loop.padded_tokens += size
 
 
 def _whole(lines: list[list[float]]) -> list[int]:

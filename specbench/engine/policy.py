@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.engine.cost_table import CostTable
+from specbench.engine.cost_table import CostTable, Floats
 from specbench.engine.scores import OnlineCalibrator, Scores
 from specbench.engine.upload import upload
 from specbench.errors import ConfigError, unknown_name
@@ -129,6 +130,7 @@ class StepCost:
         self._seconds = 1.0 / self._rates
         self._known: dict[tuple[int, int, int], Tensor] = {}
         self._prices: dict[tuple[str, int], Tensor] = {}
+        self._host: dict[tuple[int, int, int], Floats] = {}
 
     def rates(self, rows: int, *, riding: int, candidates: int) -> Tensor:
         """[candidates + 1] float64: steps a second with 0, 1, ... drafts beside ``rows`` anchors.
@@ -149,6 +151,16 @@ class StepCost:
         if riding == 0:  # prompt chunks come in any size: what is kept stays bounded
             self._known[key] = rate
         return rate
+
+    def host_rates(self, rows: int, *, riding: int, candidates: int) -> Floats:
+        """`rates` on the host."""
+        key = (rows, riding, candidates)
+        found = self._host.get(key)
+        if found is None:
+            found = self.table.rate(rows + riding + np.arange(candidates + 1), rows=rows)
+            if riding == 0:
+                self._host[key] = found
+        return found
 
     def draft_seconds(self, method: str, rows: int) -> Tensor:
         """[rows + 1] float64: price of drafting for 0, 1, ... rows."""
@@ -184,11 +196,18 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Verified drafts of each row, and facts about the whole step that explain them (device scalars)."""
+    """Verified drafts of each row, and facts about the whole step that explain them (device scalars).
+
+    ``label`` is what the host knows of the reason. ``tell`` is given ``scores``, row after row, once they are on the
+    host. ``most``: see `VerifyPlan`.
+    """
 
     lengths: Tensor  # [B] int64
     facts: Mapping[str, Tensor]
     label: str = ""
+    scores: Tensor | None = None  # [B, G] float64
+    tell: Callable[[Sequence[float]], None] | None = None
+    most: int | None = None
 
 
 class ScoredPolicy(ABC):
@@ -200,6 +219,7 @@ class ScoredPolicy(ABC):
     """
 
     causal: ClassVar[bool] = True
+    capped: bool = False  # plans say how many drafts a step verifies at most, often fewer than there are
 
     def __init__(self, name: str, draft_length: int, options: Mapping[str, Any], context: PolicyContext | None) -> None:
         if context is None:
@@ -240,10 +260,15 @@ class ScoredPolicy(ABC):
         lengths = decision.lengths
         if drafted.whole is not None:
             lengths = torch.where(drafted.whole, proposal.counts, lengths)
-        facts = None
-        if decision.facts:
-            facts = torch.stack([value.to(torch.float64) for value in decision.facts.values()])
-        return VerifyPlan(lengths, explain=_explainer(decision, chosen, len(rows)), facts=facts)
+        parts = [value.to(torch.float64)[None] for value in decision.facts.values()]
+        if decision.scores is not None:
+            parts.append(decision.scores.flatten())
+        return VerifyPlan(
+            lengths,
+            explain=_explainer(decision, chosen, len(rows)),
+            facts=torch.cat(parts) if parts else None,
+            most=decision.most,
+        )
 
     def observe(self, rows: Rows, *, plan: VerifyPlan, verdict: Verdict) -> None:
         """Learn from the drafts that were verified and reached."""
@@ -268,7 +293,9 @@ def _explainer(
 
     def explain(facts: Sequence[float]) -> Sequence[str]:
         parts = [decision.label] if decision.label else []
-        parts += [f"{name}={value:.6g}" for name, value in zip(names, facts, strict=True)]
+        parts += [f"{name}={value:.6g}" for name, value in zip(names, facts[: len(names)], strict=True)]
+        if decision.tell is not None:
+            decision.tell(facts[len(names) :])
         text = " ".join(parts)
         return [VERIFY_ALL if everything is not None and everything[row] else text for row in range(rows)]
 

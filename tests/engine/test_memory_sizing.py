@@ -127,4 +127,6 @@ def test_what_captured_graphs_keep_is_counted() -> None:
     sizes = GraphSettings(rows=(1, 4), lengths=(64, 128))
     given = {"max_rows": 4, "max_context": 128, "drafts": 3, "vocab_size": 10}
     assert kept_bytes(sizes, **given) == 0, "nothing is captured on a CPU"
-    assert kept_bytes(GraphSettings(sizes.rows, sizes.lengths, Taped()), **given) == 5 * 2 * 10 * (2 * 4 + 4 * 3)
+    captured = GraphSettings(sizes.rows, sizes.lengths, Taped())
+    assert kept_bytes(captured, **given) == 5 * 2 * 10 * (2 * 4 + 4 * 3)
+    assert kept_bytes(captured, **given, capped=True) == 4 * 10 * 2 * 4 + 5 * 2 * 10 * 4 * 3

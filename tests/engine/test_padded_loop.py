@@ -20,7 +20,7 @@ from support_tape import Taped
 
 from specbench.engine import padded
 from specbench.engine.buffers import Buffers
-from specbench.engine.graphs import GraphSettings, Stages, length_sizes, round_up, row_sizes
+from specbench.engine.graphs import GraphSettings, Stages, length_sizes, round_up, row_sizes, verify_sizes
 from specbench.modeling.padded_layout import PaddedBatch
 from specbench.types import Request, RunTrace, Sampling
 
@@ -118,8 +118,9 @@ def test_stages_can_be_captured(case: Case, stable: Stable) -> None:
     assert found is None
     facts = engine.padded.facts()
     assert "not_captured" not in facts
-    stages = 2 if engine.policy.draft_length == 0 else 3
-    assert facts["captured_graphs"] == stages * 2  # every size, before the first step
+    drafts = engine.policy.draft_length
+    verified = len(verify_sizes(3, drafts=drafts, least_saved=1))  # sizes that the policy's capacity can choose from
+    assert facts["captured_graphs"] == (1 + verified + min(drafts, 1)) * 2  # every size, before the first step
 
 
 @pytest.mark.parametrize(("policy", "temperature"), [("fixed", 0.0), *((policy, 1.0) for policy in POLICIES)])

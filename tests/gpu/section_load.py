@@ -25,8 +25,8 @@ _MAIN = 5
 def arms(draft_length: int) -> tuple[Arm, ...]:
     """Plain decoding, the paper's production baseline of one draft, and the block drafters at the paper's length.
 
-    Padded steps take every row to its full draft length, so a policy that verifies less can gain only where steps run
-    as they are: it is measured there, and the fixed length beside it there too.
+    Padded steps round the capacity of the load-aware policy up to one of a few sizes, so all of its gain shows only
+    where steps run as they are: it is measured there, and the fixed length beside it there too.
     """
     return (
         Arm(BASELINE, 0),

@@ -6,6 +6,9 @@ drafts that look best now are verified. K owes nothing to the drafts that it dec
 later drafts of its row, so each request's distribution stays exact. With lag 0 the search looks back at what it
 decides on: a diagnostic, biased (appendix A of the paper), which never ranks.
 
+Scores come to the host with the copy that ends their cycle, so K is known there before anything is drafted (not with
+``draft-cost=on``, which chooses on the device); a padded step can then run a forward of the size that K needs.
+
 ``draft-cost=on`` puts the price of drafting into the objective and lets rows skip it while they are not expected to
 pay for it (the early exit that the paper leaves to future work). A row that skips has no fresh scores: what was known
 of it fades into the estimate for its domain.
@@ -13,11 +16,15 @@ of it fades into the estimate for its domain.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from specbench.engine.lagged import Floats, LaggedScores
+from specbench.engine.lagged import best_capacity as best_known_capacity
 from specbench.engine.policy import (
     SHARED,
     Decision,
@@ -31,7 +38,7 @@ from specbench.engine.policy import (
 )
 from specbench.engine.upload import upload
 from specbench.errors import ConfigError
-from specbench.kernels.plan import Drafting, admit, best_capacity, best_drafting, rank, survival
+from specbench.kernels.plan import Choice, Drafting, admit, best_capacity, best_drafting, rank, survival
 from specbench.types import Load, Rows
 
 FADE = 0.5  # what is left of an old score after a cycle without drafting
@@ -43,33 +50,13 @@ OPTIONS = {
 }
 
 
-class ScoreHistory:
-    """Survivals of the last L cycles by slot, read L cycles later by the request that wrote them."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which rows were let draft, and why, with draft-cost=on."""
 
-    def __init__(self, lag: int, *, slots: int, positions: int, device: torch.device) -> None:
-        self._lag, self._slots = lag, slots
-        self._scores = torch.zeros(lag * slots, positions, dtype=torch.float64, device=device)
-        self._writer = torch.full((lag * slots, 2), -1 - lag, dtype=torch.int64, device=device)  # step, request number
-        # steps count from 0, so a reader looks for -lag at the earliest: nobody has written what is there at first
-
-    def read(self, rows: Rows, step: int) -> Tensor:
-        """[B, G] float64 of ``lag`` cycles ago; all ones for a request that was not decoding then."""
-        at = self._places(rows, step)
-        held = self._scores.index_select(0, at)
-        own = (self._writer.index_select(0, at) == self._signature(rows, step - self._lag)).all(dim=1, keepdim=True)
-        return torch.where(own, held, 1.0)
-
-    def write(self, rows: Rows, step: int, scores: Tensor) -> None:
-        """Keep ``scores`` [B, G] of this cycle."""
-        at = self._places(rows, step)
-        self._scores.index_copy_(0, at, scores)
-        self._writer.index_copy_(0, at, self._signature(rows, step))
-
-    def _places(self, rows: Rows, step: int) -> Tensor:
-        return rows.slots + step % self._lag * self._slots
-
-    def _signature(self, rows: Rows, step: int) -> Tensor:
-        return torch.stack([torch.full_like(rows.number, step), rows.number], dim=1)  # [B, 2]
+    known: Tensor  # [B, G] float64, lagged survivals
+    drafting: Drafting
+    rows: Tensor  # [B] bool, those whose turn it is to verify everything included
 
 
 class LoadAwarePolicy(ScoredPolicy):
@@ -89,58 +76,86 @@ class LoadAwarePolicy(ScoredPolicy):
                 f"load-aware with draft-cost=on needs the price of drafting with '{self.context.method}', which the "
                 f"cost table does not hold; measure it with 'specbench profile --method {self.context.method}'"
             )
-        self._history = ScoreHistory(
-            max(self._lag, 1), slots=self.context.max_rows, positions=draft_length, device=self.context.device
-        )
-        self._known: Tensor | None = None  # [B, G] this step's lagged survivals
-        self._drafting: Drafting | None = None  # this step's choice of rows, with draft-cost=on
-        self._asked: Tensor | None = None  # [B] bool, the rows that were let draft, with draft-cost=on
+        self.capped = self._lag > 0 and not self._priced
+        self._history = LaggedScores(self._lag, positions=draft_length) if self._lag else None
+        self._asked: _Asked | None = None
 
     def draft_limits(self, rows: Rows, *, load: Load) -> Tensor:
         """[B] int64: the full length, or 0 where drafting is not expected to pay."""
-        self._known = self._history.read(rows, load.step)
         if not self._priced:
             return super().draft_limits(rows, load=load)
-        rates = self._cost.rates(len(rows), riding=load.prefill_tokens, candidates=self._known.numel())
-        self._drafting = best_drafting(
-            self._known,
+        known = upload(self._known(rows, load.step), dtype=torch.float64, device=rows.lengths.device)  # [B, G]
+        rates = self._cost.rates(len(rows), riding=load.prefill_tokens, candidates=known.numel())
+        drafting = best_drafting(
+            known,
             draft_seconds=self._cost.draft_seconds(self.context.method, len(rows)),
             verify_seconds=1.0 / rates,
         )
-        chosen = self._drafting.rows
+        chosen = drafting.rows
         everything = self.exploring(rows)
         if everything is not None:
             chosen = chosen | upload(everything, dtype=torch.bool, device=chosen.device)
-        self._asked = chosen
+        self._asked = _Asked(known, drafting, chosen)
         return torch.where(chosen, self.draft_length, 0)
+
+    def _known(self, rows: Rows, step: int) -> Floats:
+        """[B, G]: this step's lagged survivals."""
+        assert self._history is not None, "lag 0 knows nothing before it drafts"
+        return self._history.read(_numbers(rows), step)
+
+    def most_drafts(self, capacity: int, num_whole: int) -> int:
+        """Drafts that a step verifies at most, known before they are drafted.
+
+        Rounds that verify everything, ``num_whole`` of them, are served first out of the capacity, and in full also
+        where it does not hold them.
+        """
+        return max(capacity, num_whole * self.draft_length)
 
     def _decide(self, rows: Rows, drafted: Drafted, load: Load) -> Decision:
         scores, counts = drafted.survival, drafted.counts
-        assert self._known is not None, "limits come before the plan"
-        known, drafting, asked = self._known, self._drafting, self._asked
-        self._known = self._drafting = self._asked = None
-        fresh = torch.nn.functional.pad(scores, (0, known.shape[1] - scores.shape[1]))  # [B, G of the policy]
-        if self._lag:
-            self._keep(rows, load.step, known, fresh, asked)
-        if drafting is not None:
-            choice = drafting.choice
-        else:
-            basis = known if self._lag else fresh
-            rates = self._cost.rates(len(rows), riding=load.prefill_tokens, candidates=basis.numel())
-            choice = best_capacity(basis, rates)
-        facts = {"capacity": choice.admitted, "theta": choice.theta}
-        if drafting is not None:
-            facts["drafting"] = drafting.rows.sum()
+        fresh = torch.nn.functional.pad(scores, (0, self.draft_length - scores.shape[1]))  # [B, G of the policy]
         if drafted.whole is not None:  # rows that verify everything come first: the capacity holds for all together
             scores = torch.where(drafted.whole[:, None], 2.0, scores)
-        return Decision(admit(rank(scores, counts), choice.admitted), facts, label=f"lag={self._lag}")
+        ranking, label = rank(scores, counts), f"lag={self._lag}"
+        if self._history is None:
+            rates = self._cost.rates(len(rows), riding=load.prefill_tokens, candidates=fresh.numel())
+            choice = best_capacity(fresh, rates)
+            return Decision(admit(ranking, choice.admitted), _facts(choice), label)
+        if self._asked is not None:
+            asked, self._asked = self._asked, None
+            kept, tell = self._keep(rows, load.step, self._faded(rows, fresh, asked))
+            facts = _facts(asked.drafting.choice) | {"drafting": asked.drafting.rows.sum()}
+            return Decision(admit(ranking, asked.drafting.choice.admitted), facts, label, kept, tell)
+        known = self._known(rows, load.step)  # while the device drafts
+        rates_known = self._cost.host_rates(len(rows), riding=load.prefill_tokens, candidates=known.size)
+        capacity, theta = best_known_capacity(known, rates_known)
+        admitted = torch.full((), capacity, dtype=torch.int64, device=scores.device)
+        label += f" capacity={capacity:.6g} theta={theta:.6g}"
+        kept, tell = self._keep(rows, load.step, fresh)
+        most = self.most_drafts(capacity, drafted.num_whole)
+        return Decision(admit(ranking, admitted), {}, label, kept, tell, most)
 
-    def _keep(self, rows: Rows, step: int, known: Tensor, fresh: Tensor, asked: Tensor | None) -> None:
-        if asked is not None:
-            everyone = torch.full_like(rows.lengths, known.shape[1])
-            usual = survival(self.scores.expected(rows, known.shape[1]), everyone)
-            fresh = torch.where(asked[:, None], fresh, FADE * known + (1 - FADE) * usual)
-        self._history.write(rows, step, fresh)
+    def _faded(self, rows: Rows, fresh: Tensor, asked: _Asked) -> Tensor:
+        """The scores of rows that drafted; of those that did not, what was known, fading."""
+        everyone = torch.full_like(rows.lengths, self.draft_length)
+        usual = survival(self.scores.expected(rows, self.draft_length), everyone)
+        return torch.where(asked.rows[:, None], fresh, FADE * asked.known + (1 - FADE) * usual)
+
+    def _keep(self, rows: Rows, step: int, fresh: Tensor) -> tuple[Tensor, Callable[[Sequence[float]], None]]:
+        """Scores for later cycles, and whom to tell of them when they are on the host."""
+        history = self._history
+        assert history is not None, "lag 0 keeps nothing"
+        history.write(_numbers(rows), step, fresh)
+        return fresh, lambda scores: history.tell(step, scores)
+
+
+def _numbers(rows: Rows) -> tuple[int, ...]:
+    """Request numbers of the rows; the engine's rows hold them on the host."""
+    return tuple(rows.number.tolist()) if rows.numbers_host is None else rows.numbers_host
+
+
+def _facts(choice: Choice) -> dict[str, Tensor]:
+    return {"capacity": choice.admitted, "theta": choice.theta}
 
 
 class RetrospectivePolicy(LoadAwarePolicy):
