@@ -144,7 +144,7 @@ def test_a_bound_that_is_one_draft_too_small_is_caught(
 
 
 def test_a_forward_too_small_for_its_rows_is_caught(stable: Stable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Padding rows forgotten: the row of a step of three is one of them, with its own token."""
+    """One token short of what rows and drafts need: it never passes in silence."""
     engine: Engine = engine_of(stable, CASE, LOADED, graphs=THREE)
     assert engine.padded is not None
     engine.padded.verify_sizes[3] = (5, *engine.padded.verify_sizes[3])
