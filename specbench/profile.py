@@ -29,7 +29,7 @@ from specbench.engine.cost_table import CostTable, PromptCost, RowCost
 from specbench.engine.target import Target
 from specbench.errors import CapacityError, ConfigError
 from specbench.modeling.layout import BatchLayout, RowSpan
-from specbench.modeling.pool import KVPool, pages_for
+from specbench.modeling.pool import PAGE, KVPool, pages_for, pool_dtype
 from specbench.planning import origin, table_path
 from specbench.records.store import write_atomic
 from specbench.resolve import silent_step
@@ -156,12 +156,9 @@ def _time_forwards(
     cached = {shape: 0 if shape.prompt else settings.context for shape in shapes}
     pages = {shape: pages_for(cached[shape] + max(shape.counts())) for shape in shapes}
     lm = target.lm
-    pool = KVPool(
-        lm.layer_shapes,
-        num_pages=max(shape.rows * pages[shape] for shape in shapes),
-        dtype=lm.dtype,
-        device=lm.device,
-    )
+    most = max(shape.rows * pages[shape] for shape in shapes)
+    kept = pool_dtype(lm.layer_shapes, dtype=lm.dtype, device=lm.device, tokens=most * PAGE, budget_bytes=None)
+    pool = KVPool(lm.layer_shapes, num_pages=most, dtype=kept, device=lm.device)
     generator = torch.Generator().manual_seed(0)
     batches: dict[_Shape, tuple[Tensor, list[RowSpan]]] = {}
     for shape in shapes:

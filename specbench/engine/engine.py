@@ -21,7 +21,7 @@ from specbench.engine.trace import Recorder, cut, make_round
 from specbench.engine.verify import Verifier
 from specbench.errors import CapacityError
 from specbench.modeling.padded_layout import SPARE_PAGES
-from specbench.modeling.pool import KVPool, pages_for, size_pool
+from specbench.modeling.pool import KVPool, pages_for, pool_dtype, size_pool
 from specbench.types import Load, Request, RunTrace, Sampling, Status, TokenEvent
 
 
@@ -64,17 +64,25 @@ class Engine:
         self.max_context = min(max_context, target.context_limit)
         if kv_memory_bytes is None:
             kv_memory_bytes = self._free_budget(free_memory, graphs)
-        pages = size_pool(
+        wanted = max_rows * (self.max_context + 15)
+        held = pool_dtype(
             self.lm.layer_shapes,
             dtype=self.lm.dtype,
-            wanted_tokens=max_rows * (self.max_context + 15),
+            device=self.lm.device,
+            tokens=wanted,
+            budget_bytes=kv_memory_bytes,
+        )
+        pages = size_pool(
+            self.lm.layer_shapes,
+            dtype=held,
+            wanted_tokens=wanted,
             longest=self.max_context,
             budget_bytes=kv_memory_bytes,
         )
         self.pool = KVPool(
             self.lm.layer_shapes,
             num_pages=pages,
-            dtype=self.lm.dtype,
+            dtype=held,
             device=self.lm.device,
             spare=0 if graphs is None else SPARE_PAGES,
             devices=self.lm.layer_devices,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import CapacityError
+from specbench.kernels.processor import has_native_bfloat16
 from specbench.kernels.scatter import scatter_kv
 
 PAGE = 16  # tokens a page
@@ -96,12 +97,27 @@ class KVPool:
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store ``key`` [T, heads, key_dim] and ``value`` at flat positions ``slots`` [T] = page * PAGE + offset."""
-        scatter_kv(self.keys[layer], self.values[layer], slots=slots, key=key, value=value)
+        dtype = self.keys[layer].dtype
+        scatter_kv(self.keys[layer], self.values[layer], slots=slots, key=key.to(dtype), value=value.to(dtype))
 
 
 def pages_for(tokens: int) -> int:
     """Pages that hold ``tokens`` tokens."""
     return -(-tokens // PAGE)
+
+
+def pool_dtype(
+    layers: tuple[LayerShape, ...], *, dtype: torch.dtype, device: torch.device, tokens: int, budget_bytes: int | None
+) -> torch.dtype:
+    """What the pages of a model in ``dtype`` hold: float32 for bfloat16 on a processor that only emulates it.
+
+    Attention computes in float32 there, and read in place the same values cost it no conversion a step. Only where the
+    budget holds all ``tokens`` that the run can use in float32: speed must not cost rows.
+    """
+    if dtype != torch.bfloat16 or device.type != "cpu" or has_native_bfloat16():
+        return dtype
+    wide = pages_for(tokens) * PAGE * sum(shape.bytes_per_token(torch.float32) for shape in layers)
+    return torch.float32 if budget_bytes is None or wide <= budget_bytes else dtype
 
 
 def size_pool(

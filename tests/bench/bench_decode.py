@@ -14,7 +14,7 @@ from specbench.engine.target import Target
 from specbench.modeling.cpu_linear import NarrowLinear
 from specbench.modeling.layout import BatchLayout, RowSpan
 from specbench.modeling.packed_linear import PackedLinear
-from specbench.modeling.pool import KVPool, pages_for
+from specbench.modeling.pool import PAGE, KVPool, pages_for, pool_dtype
 from specbench.types import Request, Taps
 from tests.bench.support_demo import decode_rate, median_ms, model_path, reference, requests, serve, show, use_threads
 
@@ -41,7 +41,9 @@ def forward_ms(target: Target, *, rows: int, length: int) -> float:
     lm = target.lm
     lm.set_taps(Taps())
     need = pages_for(length)
-    pool = KVPool(lm.layer_shapes, num_pages=rows * need, dtype=lm.dtype, device=lm.device)
+    tokens = rows * need * PAGE
+    held = pool_dtype(lm.layer_shapes, dtype=lm.dtype, device=lm.device, tokens=tokens, budget_bytes=None)
+    pool = KVPool(lm.layer_shapes, num_pages=rows * need, dtype=held, device=lm.device)
     spans = [RowSpan(r, 1, length, pool.take(need) or []) for r in range(rows)]
     ids = torch.full((rows,), 100)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from specbench_drafters.vanilla import VanillaDrafter
 from support_contestants import CONTEXT, Stable, own_cases
+from support_engine import outputs, prompts, request
 from support_models import tiny_llama_dir
 from support_tape import Taped
 from support_targets import tiny_model
@@ -130,3 +131,32 @@ def test_what_captured_graphs_keep_is_counted() -> None:
     captured = GraphSettings(sizes.rows, sizes.lengths, Taped())
     assert kept_bytes(captured, **given) == 5 * 2 * 10 * (2 * 4 + 4 * 3)
     assert kept_bytes(captured, **given, capped=True) == 4 * 10 * 2 * 4 + 5 * 2 * 10 * 4 * 3
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_pages_are_wide_where_bfloat16_is_emulated_and_the_budget_holds_them(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values are the same either way, and so is every token."""
+    for place in ("specbench.modeling.pool", "specbench.kernels.attention"):
+        monkeypatch.setattr(f"{place}.has_native_bfloat16", lambda: native)
+    target = Target(tiny_model().to(torch.bfloat16))
+    asked = [request(n, ids) for n, ids in enumerate(prompts(6))]
+
+    def served(budget: int | None) -> tuple[torch.dtype, dict[str, tuple[int, ...]]]:
+        made = Engine(
+            target, VanillaDrafter(), FixedPolicy(0), max_rows=4, max_context=64, kv_memory_bytes=budget,
+            free_memory=lambda device: None,
+        )  # fmt: skip
+        for one in asked:
+            made.submit(one)
+        while made.has_work:
+            made.poll()
+        return made.pool.keys[0].dtype, outputs(made.close())
+
+    wide, texts = served(None)
+    assert wide == (torch.bfloat16 if native else torch.float32)
+    narrow_bytes = -(-4 * 79 // PAGE) * PAGE * sum(s.bytes_per_token(torch.bfloat16) for s in target.lm.layer_shapes)
+    narrow, same = served(2 * narrow_bytes - 1)
+    assert narrow == torch.bfloat16
+    assert same == texts
