@@ -137,17 +137,20 @@ def source_of(record: Record, trace: RunTrace, spec: SimulationSpec) -> Source:
             ("thread count", said.get("threads"), place.threads),
         ]
     )
+    differs = bool(notes)  # another target's or setting's table is a question of its own: it is not drawn to this run
     if spec.overhead != "recorded":
         costs.overhead = Overhead(float(spec.overhead))
     elif same_device:
         costs.overhead = step_costs.recorded_overhead(trace, costs)
     else:
         notes.append("a step costs forward and drafting only, as the recorded overhead is another device's; --overhead")
-    share = step_costs.fit_to(trace, costs) if same_device else None
+    share = step_costs.forward_check(trace, costs) if same_device else None
     if share is not None:
-        notes.append(
-            f"the table's forward takes {share:.2f} times what the recorded steps took (median); it is scaled to them"
-        )
+        text = f"the table's forward takes {share:.2f} times what the recorded steps took (median)"
+        if place.device is not None and not differs:
+            costs.scale = 1.0 / share
+            text += "; it is scaled to them"
+        notes.append(text)
     if replay.left_out:
         notes.append(f"{replay.left_out} recorded requests failed or gave no token and are not replayed")
     return Source(record, replay, costs, tuple(notes))

@@ -14,7 +14,6 @@ from specbench.errors import ConfigError, RecordError
 from specbench.metrics._emissions import pure_decode
 from specbench.types import RunTrace, StepTrace
 
-_ROUNDING = 1e-6
 NO_PRICE = RowCost((1,), (0.0,))
 
 
@@ -44,8 +43,8 @@ class StepCosts:
         """Seconds of the target's forward; ``prompt`` tokens more are prompts'."""
         key = (tokens, rows, prompt)
         if key not in self._known:
-            self._known[key] = self.scale * self.table.step_s(tokens, rows=rows, prompt=prompt)
-        return self._known[key]
+            self._known[key] = self.table.step_s(tokens, rows=rows, prompt=prompt)
+        return self.scale * self._known[key]
 
     def draft_s(self, rows: int) -> float:
         """Seconds of one proposal for so many rows; nothing where none drafts."""
@@ -96,15 +95,6 @@ def forward_check(trace: RunTrace, costs: StepCosts) -> float | None:
         _ratio(step, costs) for step in trace.steps if pure_decode(step) and step.decode_rows and step.verify_s > 0
     ]
     return median(found) if found else None
-
-
-def fit_to(trace: RunTrace, costs: StepCosts) -> float | None:
-    """Scale the forwards so that the recorded decode steps come out right (median); `forward_check` as it was."""
-    share = forward_check(trace, costs)
-    if share is not None and abs(share - 1) > _ROUNDING:
-        costs.scale /= share
-        costs._known.clear()
-    return share
 
 
 def _ratio(step: StepTrace, costs: StepCosts) -> float:

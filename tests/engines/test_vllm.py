@@ -182,6 +182,8 @@ def _by_prompt(trace: RunTrace, name: str) -> list[float]:
         first, last = request.token_times_s[0], request.token_times_s[-1]
         assert request.tokens is not None
         found.append(first - request.arrival_s if name == "ttft" else (last - first) / (request.tokens - 1))
+    said = [e.value for e in compute_all(trace) if (e.metric, e.scope) == (name, (("stat", "mean"),))]
+    assert said == [pytest.approx(sum(found) / len(found))], "what is compared is what a record says"
     return found
 
 

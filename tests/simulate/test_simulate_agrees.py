@@ -16,7 +16,7 @@ from support_virtual import TABLE, PlacedDrafter, priced_run, timing
 
 from specbench.backends.scripted import Script, ScriptedBackend
 from specbench.engine.clock import VirtualClock
-from specbench.engine.cost_table import CostTable, PromptCost, RowCost
+from specbench.engine.cost_table import CostTable, Origin, PromptCost, RowCost
 from specbench.engine.target import Target
 from specbench.metrics._identities import check_identities
 from specbench.metrics.throughput import steady_window
@@ -183,8 +183,16 @@ def test_a_machine_that_was_slower_while_its_table_was_measured(recorded: RunTra
             TABLE.row_cost, seconds=tuple(2 * s for s in TABLE.row_cost.seconds)
         ),
     )  # fmt: skip
-    for ours, theirs in zip(predicted(recorded, concurrency=(4,)), predicted(recorded, concurrency=(4,), table=slow)):
+    here = replace(slow, origin=Origin(device="a processor"))
+    usual = predicted(recorded, concurrency=(4,))
+    for ours, theirs in zip(usual, predicted(recorded, concurrency=(4,), table=here)):
         assert_same(theirs.trace, ours.trace)
+    # A table that does not say where it is from, or is of another target, asks what it would be like there.
+    for place in (Origin(), Origin(device="a processor", weights_sha256="b" * 64)):
+        for ours, theirs in zip(usual, predicted(recorded, concurrency=(4,), table=replace(slow, origin=place))):
+            assert sum(s.verify_s for s in theirs.trace.steps) == pytest.approx(
+                2 * sum(s.verify_s for s in ours.trace.steps), rel=0.02
+            )
 
 
 def test_predictions_are_marked_and_never_rank(recorded: RunTrace) -> None:
