@@ -7,7 +7,6 @@ the file's metadata.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -89,14 +88,15 @@ def encode(trace: RunTrace, *, check: Callable[[RunTrace], None]) -> bytes:
         run["server"] = asdict(trace.server)
     schema = _schema(_TABLES if trace.server is None else _SERVED)
     schema = schema.with_metadata({b"specbench": json.dumps(run).encode()})
-    sink = io.BytesIO()
+    sink = pa.BufferOutputStream()
     try:
         with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
             for table, rows in parts.items():
                 writer.write_table(_part(table, rows, schema))
     except (pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError) as error:
         raise RecordError(f"the trace cannot be written: {_line(error)}; report this with the run's command") from error
-    return sink.getvalue()
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
 
 
 def decode(data: bytes, *, where: str) -> RunTrace:
@@ -108,7 +108,10 @@ def decode(data: bytes, *, where: str) -> RunTrace:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(io.BytesIO(data))
+        # On this thread alone, from Arrow's own buffer: workers of its pools that still hold an object of Python's when
+        # the process ends can abort it (arrow issues 34314, 50482).
+        with pq.ParquetFile(pa.BufferReader(data)) as file:
+            table = file.read(use_threads=False)
         run = json.loads((table.schema.metadata or {})[b"specbench"])
         layout = run["layout"]
         if layout == LAYOUT:

@@ -81,10 +81,13 @@ def write_token_shard(path: Path, rows: Sequence[TokenRow]) -> dict[str, Any]:
 
 def read_token_shard(path: Path, *, columns: Iterable[str] | None = None) -> Any:
     """A shard as a pyarrow table. Errors: TrainDataError."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(path, columns=None if columns is None else list(columns))
+        # on this thread alone, as rounds files are read: no worker of Arrow's outlives the call
+        with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:
+            return file.read(columns=None if columns is None else list(columns), use_threads=False)
     except Exception as error:  # pyarrow raises its own kinds and OSError
         raise TrainDataError(f"{path} cannot be read ({error}); delete it and run `specbench train prepare`") from error
 
