@@ -16,7 +16,7 @@ from specbench.errors import TrainDataError
 from specbench.train.manifest import sync_folder, write_durably
 
 CHECKPOINT, BEST, RECIPE, SUMMARY = "checkpoint.pt", "best.pt", "recipe.json", "summary.json"
-VERSION = 1
+VERSION = 2  # 2: the states of several optimisers
 
 
 @dataclass(slots=True)

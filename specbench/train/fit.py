@@ -151,7 +151,7 @@ def run(
             world=world,
         )
         sampler = Sampler(recipe, source, drafts=bound.trainable.drafts)
-        trainer = Trainer(recipe, judge, sampler, out, screen, stop=stop or signal)
+        trainer = Trainer(recipe, judge, sampler, out, screen, stop=stop or signal, vocabularies=bound.vocabularies())
         _announce(recipe, source, bound, trainer, out=out, dtype=dtype, screen=screen)
         trainer.run()
         summary = summarise(trainer, bound, dtype=dtype, memory=memory, source=source)

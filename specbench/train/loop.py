@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench.errors import ConfigError
 from specbench.train.checkpoint import Curve, State, load_state, save_best, save_state
 from specbench.train.evaluate import Evaluation, Judge, Tally
-from specbench.train.optim import clip_gradients, learning_rate, make_optimiser, set_rate
+from specbench.train.optim import Updates, clip_gradients, learning_rate, make_optimiser
 from specbench.train.progress import Meter, Screen
 from specbench.train.rate import clock
 from specbench.train.recipe import Recipe
@@ -59,13 +59,14 @@ class Trainer:
     folder: Path
     screen: Screen
     stop: Callable[[], bool] = lambda: False
+    vocabularies: tuple[int, ...] = ()  # sizes of the target's and the draft's
     flops_per_prediction: tuple[float, ...] = ()  # by phase, once probed
     state: State = field(init=False)
-    optimiser: torch.optim.AdamW = field(init=False)
+    optimiser: Updates = field(init=False)
 
     def __post_init__(self) -> None:
         module = self.judge.trainable.module
-        self.optimiser = make_optimiser(module, self.recipe.optimiser)
+        self.optimiser = make_optimiser(module, self.recipe.optimiser, vocabularies=self.vocabularies)
         found = load_state(self.folder, device=self.judge.device)
         if found is not None:
             module.load_state_dict(found.module)
@@ -81,12 +82,12 @@ class Trainer:
         """One update. Errors: ConfigError when the loss is no number any more."""
         judge, module = self.judge, self.judge.trainable.module
         mine = plan.share(judge.world.rank, judge.world.size)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad()
         tally, sums = self.accumulate(mine)
         judge.world.sum_gradients(module.parameters())
         norm = clip_gradients(module.parameters(), self.recipe.optimiser.clip)
         rate = learning_rate(number, spec=self.recipe.optimiser, total=self.sampler.num_steps)
-        set_rate(self.optimiser, rate)
+        self.optimiser.set_rate(rate)
         loss = float(sums[0])
         if not torch.isfinite(sums).all() or norm != norm:
             raise ConfigError(
@@ -127,7 +128,7 @@ class Trainer:
 
         def work() -> int:
             tally, _ = self.accumulate(part)
-            self.optimiser.zero_grad(set_to_none=True)
+            self.optimiser.zero_grad()
             return tally.predictions // self.judge.world.size
 
         return work

@@ -1,13 +1,15 @@
-"""AdamW and its learning rate: linear warm-up to the peak, then half a cosine down to the floor."""
+"""The optimiser and its learning rate: linear warm-up to the peak, then half a cosine down to the floor."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from specbench.train.muon import Muon
 from specbench.train.recipe import OptimiserSpec
 
 
@@ -20,22 +22,67 @@ def learning_rate(step: int, *, spec: OptimiserSpec, total: int) -> float:
     return spec.lr * (spec.floor + (1 - spec.floor) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def make_optimiser(module: nn.Module, spec: OptimiserSpec) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; vectors (norms, biases) are not decayed."""
+class Updates:
+    """The optimisers of a module's parameters, stepped and saved as one."""
+
+    def __init__(self, *optimisers: torch.optim.Optimizer) -> None:
+        self._optimisers = optimisers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all."""
+        return [group for optimiser in self._optimisers for group in optimiser.param_groups]
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for optimiser in self._optimisers:
+            optimiser.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """One update of every parameter."""
+        for optimiser in self._optimisers:
+            optimiser.step()
+
+    def set_rate(self, rate: float) -> None:
+        """The rate of the next update."""
+        for group in self.param_groups:
+            group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs."""
+        return {str(index): optimiser.state_dict() for index, optimiser in enumerate(self._optimisers)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        for index, optimiser in enumerate(self._optimisers):
+            optimiser.load_state_dict(state[str(index)])
+
+
+def make_optimiser(module: nn.Module, spec: OptimiserSpec, *, vocabularies: Collection[int] = ()) -> Updates:
+    """What ``spec`` says over the trainable parameters; vectors (norms, biases) are not decayed.
+
+    Of Muon's are the matrices between states; tables with a side of one of the ``vocabularies`` (sizes), single rows
+    and vectors stay with AdamW, as its authors advise.
+    """
     wanted = [p for p in module.parameters() if p.requires_grad]
+    hidden = [p for p in wanted if spec.kind == "muon" and _is_hidden(p, vocabularies)]
+    taken = {id(p) for p in hidden}
+    rest = [p for p in wanted if id(p) not in taken]
     groups = [
-        {"params": [p for p in wanted if p.dim() > 1], "weight_decay": spec.weight_decay},
-        {"params": [p for p in wanted if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": [p for p in rest if p.dim() > 1], "weight_decay": spec.weight_decay},
+        {"params": [p for p in rest if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=1e-8, fused=True
-    )
+    groups = [group for group in groups if group["params"]]
+    found: list[torch.optim.Optimizer] = []
+    if hidden:
+        found.append(Muon(hidden, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay))
+    if groups:
+        found.append(torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=1e-8, fused=True))
+    return Updates(*found)
 
 
-def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """The rate of the next update."""
-    for group in optimiser.param_groups:
-        group["lr"] = rate
+def _is_hidden(parameter: Tensor, vocabularies: Collection[int]) -> bool:
+    return parameter.dim() == 2 and min(parameter.shape) > 1 and not set(parameter.shape) & set(vocabularies)
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float | None) -> float:

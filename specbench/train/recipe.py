@@ -67,14 +67,19 @@ class LossSpec(_Strict):
 
 
 class OptimiserSpec(_Strict):
-    """AdamW; ``warmup`` and ``floor`` are shares of all steps and of the peak rate ``lr``; ``clip`` bounds the norm."""
+    """``warmup`` and ``floor`` are shares of all steps and of the peak rate ``lr``; ``clip`` bounds the norm.
 
+    ``kind`` muon: matrices between states by Muon with ``momentum``, all else by AdamW; else AdamW for all.
+    """
+
+    kind: Literal["adamw", "muon"] = "adamw"
     lr: Annotated[float, Field(gt=0)]
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.04
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     weight_decay: Share = 0.0
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     clip: Annotated[float, Field(gt=0)] | None = 1.0
 
 

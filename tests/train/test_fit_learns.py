@@ -30,10 +30,13 @@ def case() -> tuple[Any, MemoryStore]:
     return model, memory_store(model, count=4, answer=26)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_fixed_text_is_learnt_and_the_engine_accepts_what_was_predicted(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "kind"), [*((method, "adamw") for method in METHODS), ("dspark", "muon")])
+def test_a_fixed_text_is_learnt_and_the_engine_accepts_what_was_predicted(
+    method: str, kind: str, tmp_path: Path
+) -> None:
     model, store = case()
-    wanted = recipe(method, phases=PHASES, evaluate=EVALUATE, vocabulary=64)
+    optimiser = recipe(method).optimiser.model_copy(update={"kind": kind})
+    wanted = recipe(method, phases=PHASES, evaluate=EVALUATE, vocabulary=64).model_copy(update={"optimiser": optimiser})
     made = bound(model, store, wanted)
     folder, out = tmp_path / "run", tmp_path / "out"
     summary = run(wanted, store, made, out=folder, dtype="float32", world=World(), screen=Silence())

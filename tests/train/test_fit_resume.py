@@ -76,8 +76,9 @@ def test_a_killed_training_goes_on_to_the_same_curve(tmp_path: Path) -> None:
     same_training(killed, whole)
 
 
-def test_a_stopped_training_saves_and_goes_on(tmp_path: Path) -> None:
-    wanted = recipe("eagle3")
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_stopped_training_saves_and_goes_on(tmp_path: Path, kind: str) -> None:
+    wanted = recipe("eagle3", optimiser={"kind": kind, "lr": 1e-3})
     train(tmp_path / "whole", wanted)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "stopped", wanted, stop_after=5)
