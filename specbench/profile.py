@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,17 +94,17 @@ class _Shape:
 def profile_target(
     target: Target, settings: ProfileSettings, *, on_progress: OnProgress = lambda done, of: None
 ) -> CostTable:
-    """Time the forward over tokens (rows filled to ``draft_length`` + 1 tokens) and over rows at equal tokens.
+    """Time the forward over tokens (rows filled to ``draft_length`` + 1 tokens) and over rows of one token each.
 
-    The time of rows is told apart from that of tokens: a step of R rows and B tokens takes row_cost(R) + time(B).
-    Prompt chunks are timed beside them.
+    The time of rows is told apart from that of tokens: a step of R rows and B tokens takes row_cost(R) + time(B),
+    which is what was measured for full rows and for rows that draft nothing. Prompt chunks are timed beside them.
     """
     block = settings.draft_length + 1
     most = settings.max_rows * block
     tokens = token_points(most)
     rows = row_points(settings.max_rows)
     by_tokens = {m: _Shape(-(-m // block), m) for m in tokens}
-    by_rows = {r: _Shape(r, settings.max_rows) for r in rows}
+    by_rows = {r: _Shape(r, r) for r in rows}
     prompts = {m: _Shape(1, m, prompt=True) for m in PROMPT_POINTS if m <= target.context_limit}
     shapes = list(dict.fromkeys([*by_tokens.values(), *by_rows.values(), *prompts.values()]))
     seconds = _time_forwards(target, shapes, settings, on_progress)
@@ -132,12 +133,19 @@ def profile_target(
 def _row_seconds(
     medians: Sequence[float], rows: Sequence[int], whole: Mapping[int, float], shapes: Mapping[int, _Shape]
 ) -> tuple[float, ...]:
-    """What rows add to a step beyond the first. At most half of any step that is read with it: a stall is no cost."""
-    found = []
+    """What rows add to a step beyond the first, from steps of R rows of one token (``medians``).
+
+    As many tokens in full rows took ``whole``, the cost of those fewer rows with it. At most half of any step that is
+    read with it: a stall is no cost.
+    """
+    found: list[float] = []
     for index, median in enumerate(medians):
-        below = rows[index - 1] if index else 0
-        cap = 0.5 * min((whole[m] for m, shape in shapes.items() if shape.rows > below), default=median)
-        found.append(min(max(median - medians[0], 0.0), cap))
+        if not index:
+            found.append(0.0)
+            continue
+        known = float(np.interp(shapes[rows[index]].rows, rows[:index], found))
+        cap = 0.5 * min((whole[m] for m, shape in shapes.items() if shape.rows > rows[index - 1]), default=median)
+        found.append(min(max(known + median - whole[rows[index]], 0.0), cap))
     return tuple(found)
 
 

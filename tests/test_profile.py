@@ -47,21 +47,33 @@ def test_rows_and_tokens_are_told_apart_and_jags_are_kept(monkeypatch: pytest.Mo
     assert table.tokens == tuple(range(1, 13))
     assert table.row_cost is not None
     assert table.row_cost.seconds == pytest.approx((0.0, 0.1, 0.3))
-    for rows, tokens in ((1, 1), (2, 6), (4, 12), (4, 5)):
+    for rows, tokens in ((1, 1), (2, 2), (2, 6), (4, 4), (4, 12), (4, 5)):
         expected = 1.1 + 0.1 * (rows - 1) + 0.01 * tokens
         assert table.seconds(tokens, rows=rows).item() == pytest.approx(expected)
     assert table.rate(7).item() < table.rate(8).item()
     assert all(0.05 < spread < 0.3 for spread in table.spread)
 
 
+def test_steps_of_full_rows_and_of_single_tokens_cost_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which a row costs three times as much when it holds a single token."""
+
+    def seconds(shape: Any) -> float:
+        return float(1 + 0.05 * shape.tokens + (0.09 if shape.rows == shape.tokens else 0.03) * shape.rows)
+
+    monkeypatch.setattr(profiling, "_time_forwards", lambda target, shapes, *_: {s: [seconds(s)] * 3 for s in shapes})
+    table = profile_target(SimpleNamespace(context_limit=64), SMALL)  # type: ignore[arg-type]
+    for shape in (profiling._Shape(rows, rows * each) for rows in (1, 2, 4) for each in (1, 3)):
+        assert table.seconds(shape.tokens, rows=shape.rows).item() == pytest.approx(seconds(shape))
+
+
 def test_a_stalled_timing_of_rows_does_not_take_over_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     def scripted(target: Any, shapes: Any, settings: Any, on_progress: Any) -> Any:
-        stalled = profiling._Shape(2, SMALL.max_rows)
+        stalled = profiling._Shape(2, 2)
         return {shape: [60.0 if shape == stalled else 1 + 0.01 * shape.tokens] * 3 for shape in shapes}
 
     monkeypatch.setattr(profiling, "_time_forwards", scripted)
     table = profile_target(SimpleNamespace(context_limit=64), SMALL)  # type: ignore[arg-type]
-    for tokens in set(table.tokens) - {4}:  # where that very batch is the point of its token count
+    for tokens in table.tokens:
         whole = table.seconds(tokens, rows=-(-tokens // 3)).item()
         assert whole == pytest.approx(1 + 0.01 * tokens)
 
