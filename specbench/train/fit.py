@@ -19,7 +19,7 @@ from torch import nn
 from specbench import provenance, registry
 from specbench.errors import TrainDataError
 from specbench.interrupt import StopSignal
-from specbench.memory import PeakMemory
+from specbench.memory import PeakMemory, keep_freed_memory
 from specbench.resolve import silent_step
 from specbench.session import Step, choose_device, choose_dtype
 from specbench.train.bind import Bound, bind, data_hash
@@ -133,6 +133,8 @@ def run(
 ) -> dict[str, Any]:
     """Train a bound drafter in ``out``. Errors: as `fit`."""
     device = str(bound.view.device)
+    if device == "cpu":
+        keep_freed_memory()
     if recipe.compile != "off":
         compile_parts(bound.trainable.module, backend=recipe.compile)
     memory = PeakMemory(device)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.errors import TaskError, TrainDataError
+from specbench.memory import keep_freed_memory
 from specbench.prompting import Renderer
 from specbench.resolve import silent_step
 from specbench.session import Step
@@ -55,6 +56,8 @@ def prepare(spec: PrepareSpec, *, screen: Screen | None = None, step: Step = sil
     or is in use; CapacityError when the disk is too small.
     """
     screen = screen or Silence()
+    if spec.device != "cuda":
+        keep_freed_memory()
     with owned(spec.out):
         with step("reading prompts and evaluation tasks"):
             evaluation = load_evaluation(spec.evaluation)
