@@ -14,6 +14,7 @@ from specbench.modeling.pool import PAGE
 from specbench.modeling.row_table import RowTable
 
 _SPLIT = 512  # padded keys that a further group must save: about what its calls cost
+_CACHED = 2048  # padded keys of a gathered group of several rows: what is read again at once is still in the cache
 _PADDED = 1.5  # keys read, padding included, over real ones: gathering costs more than reading so much in place
 _LONG = 64  # rows with more query tokens than this are attended on their own: padding others to them would waste work
 
@@ -106,12 +107,15 @@ def _split(rows: list[RowSpan]) -> list[list[RowSpan]]:
 
 
 def _by_length(rows: list[RowSpan]) -> list[list[RowSpan]]:
-    """Groups of rows, split where padding the shorter contexts to the longest would cost more than another group."""
+    """Groups of rows, split where padding the shorter contexts to the longest would cost more than another group, and
+    where their keys would not stay in the cache from the gathering to the reading."""
     order = sorted(range(len(rows)), key=lambda i: rows[i].length)
     lengths = [rows[i].length for i in order]
     saved, cut = max(((i * (lengths[-1] - lengths[i - 1]), i) for i in range(1, len(rows))), default=(0, 0))
     if saved < _SPLIT:
-        return [rows]
+        if len(rows) * lengths[-1] <= _CACHED or len(rows) == 1:
+            return [rows]
+        cut = len(rows) // 2
     return [g for part in (order[:cut], order[cut:]) for g in _by_length([rows[i] for i in sorted(part)])]
 
 

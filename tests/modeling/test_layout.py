@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.kernels.attention import paged_attention
-from specbench.modeling.layout import BatchLayout, RowSpan
+from specbench.modeling.layout import _CACHED, BatchLayout, RowSpan
 from specbench.modeling.pool import PAGE, pages_for
 
 HEADS, KEY_HEADS, DIM = 4, 2, 8
@@ -62,3 +62,18 @@ def test_a_group_is_split_where_padding_would_cost_more_than_another_call() -> N
 
     assert lengths([(99, 1), (120, 1), (101, 1)]) == [[100, 121, 102]]
     assert lengths([(99, 1)] * 4 + [(899, 1)] * 2 + [(109, 1)]) == [[100] * 4 + [110], [900] * 2]
+
+
+def test_gathered_contexts_stay_in_the_cache_until_they_are_read() -> None:
+    def groups(rows: list[tuple[int, int]], *, run: bool = False) -> list[list[int]]:
+        spans, _ = _batch(rows, 0)
+        if run:  # pages front to back, at equal distances: read in place
+            spans = [RowSpan(s.start, s.count, s.length, range(40 * i, 40 * (i + 1))) for i, s in enumerate(spans)]
+        return [g.lengths.tolist() for g in BatchLayout.build(spans, torch.device("cpu")).groups]
+
+    cut = groups([(499 + i, 1) for i in range(16)])
+    assert [length for group in cut for length in group] == list(range(500, 516))
+    assert all(len(group) * max(group) <= _CACHED for group in cut)
+    assert len(cut) < 16
+    assert groups([(2999, 1)] * 2) == [[3000], [3000]]  # one row is never cut
+    assert len(groups([(499, 1)] * 16, run=True)) == 1
