@@ -38,7 +38,7 @@ class SearchSpec(_Strict):
 
 class TrainPlan(_Strict):
     """What `specbench train plan` does. ``prepare`` are settings of `PrepareSpec`, ``parts`` runs of it with seeds
-    0, 1, ..., each with features of its own. Each drafter's final training is run with every one of ``seeds``, at the
+    0, 1, ..., each with features of its own; ``target_tokens`` may be a list, one number a part. Each drafter's final training is run with every one of ``seeds``, at the
     learning rate that did best on what was held out, and the best of them is exported.
     """
 
@@ -64,12 +64,19 @@ class TrainPlan(_Strict):
         mine = sorted(set(self.prepare) & set(_OURS))
         if mine:
             raise ValueError(f"prepare.{mine[0]} is set by the plan itself; leave it out")
+        sizes = self.prepare.get("target_tokens")
+        if isinstance(sizes, list) and len(sizes) != self.parts:
+            raise ValueError(
+                f"prepare.target_tokens lists {len(sizes)} sizes for {self.parts} parts; list one for each"
+            )
         return self
 
     def part(self, number: int, *, out: Path, device: str) -> PrepareSpec:
         """Settings of one part of the data. Errors: ConfigError, UnknownNameError."""
         folder = out / "data" / f"part-{number}"
         given = {**self.prepare, "target": self.target, "seed": number, "device": device, "threads": 1}
+        if isinstance(given.get("target_tokens"), list):
+            given["target_tokens"] = given["target_tokens"][number]
         return validated(PrepareSpec, {**given, "out": folder / "answers", "features": folder / "features"})
 
     def recipe(self, entry: DraftersEntry, *, rate: float, seed: int, share: float = 1.0) -> list[str]:

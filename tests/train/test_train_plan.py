@@ -168,6 +168,13 @@ def test_a_folder_of_another_plan_is_refused(tmp_path: Path, monkeypatch: pytest
     assert "was begun with recipe mtp" in str(outcome.exception)
 
 
+def test_parts_may_differ_in_size(tmp_path: Path) -> None:
+    path = write_plan(tmp_path)
+    path.write_text(path.read_text().replace("[prepare]", "[prepare]\ntarget_tokens = [30, 20]"))
+    plan = read_plan(str(path))
+    assert [plan.part(n, out=tmp_path, device="cpu").target_tokens for n in range(2)] == [30, 20]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error", "message"),
     [
@@ -175,6 +182,7 @@ def test_a_folder_of_another_plan_is_refused(tmp_path: Path, monkeypatch: pytest
         ("rates = [1e-3, 1e-2]", "rates = []", ConfigError, "search.rates"),
         ("[prepare]", "[prepare]\nseed = 3", ConfigError, "prepare.seed is set by the plan itself"),
         ("[prepare]", "[prepare]\nrow = 3", UnknownNameError, "row"),
+        ("[prepare]", "[prepare]\ntarget_tokens = [3]", ConfigError, "lists 1 sizes for 2 parts"),
         ('name = "mtp"\n', 'name = "dflash"\n', ConfigError, "drafter name dflash is listed twice"),
         ("/mtp.toml", "/none", UnknownNameError, "unknown recipe"),
     ],
