@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import sys
 from pathlib import Path
 from typing import Any
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
 def resident_bytes() -> int:
@@ -18,19 +16,6 @@ def resident_bytes() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
-
-
-def keep_freed_memory() -> bool:
-    """Let glibc keep what this process frees; whether the C library could be told.
-
-    A training step on a CPU makes and drops dozens of tensors of megabytes. By default each of them is mapped and
-    unmapped, and the kernel fills its pages with zeros every time: a fifth of a step here.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False  # another C library
-    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
 
 
 class PeakMemory:

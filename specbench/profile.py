@@ -101,8 +101,8 @@ def profile_target(
     """
     block = settings.draft_length + 1
     most = settings.max_rows * block
-    tokens = token_points(most)
     rows = row_points(settings.max_rows)
+    tokens = sorted({*token_points(most), *rows})
     by_tokens = {m: _Shape(-(-m // block), m) for m in tokens}
     by_rows = {r: _Shape(r, r) for r in rows}
     prompts = {m: _Shape(1, m, prompt=True) for m in PROMPT_POINTS if m <= target.context_limit}

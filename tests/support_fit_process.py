@@ -29,7 +29,11 @@ KILLED: dict[str, Any] = {
     "evaluate": {"every": 8, "sequences": 3, "anchors": 4},
     "checkpoint_every": 5,
 }
-SHARED: dict[str, Any] = {"phases": [{"steps": 2, "sequences": 5, "anchors": 6}], "micro_predictions": 30}
+SHARED: dict[str, Any] = {
+    "phases": [{"steps": 2, "sequences": 5, "anchors": 6}],
+    "micro_predictions": 30,
+    "optimiser": {"kind": "muon", "lr": 1e-3},
+}
 
 
 class Slow(Silence):

@@ -66,6 +66,17 @@ def test_steps_of_full_rows_and_of_single_tokens_cost_what_was_measured(monkeypa
         assert table.seconds(shape.tokens, rows=shape.rows).item() == pytest.approx(seconds(shape))
 
 
+@pytest.mark.parametrize("most", [1, 18, 30])
+def test_any_number_of_rows_can_be_the_most(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(
+        profiling, "_time_forwards", lambda target, shapes, *_: {s: [1 + 0.01 * s.tokens] for s in shapes}
+    )
+    settings = ProfileSettings(draft_length=7, max_rows=most)
+    table = profile_target(SimpleNamespace(context_limit=64), settings)  # type: ignore[arg-type]
+    assert table.seconds(most, rows=most).item() == pytest.approx(1 + 0.01 * most)
+    assert table.max_tokens == 8 * most
+
+
 def test_a_stalled_timing_of_rows_does_not_take_over_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     def scripted(target: Any, shapes: Any, settings: Any, on_progress: Any) -> Any:
         stalled = profiling._Shape(2, 2)

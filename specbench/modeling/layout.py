@@ -14,7 +14,7 @@ from specbench.modeling.pool import PAGE
 from specbench.modeling.row_table import RowTable
 
 _SPLIT = 512  # padded keys that a further group must save: about what its calls cost
-_CACHED = 2048  # padded keys of a gathered group of several rows: what is read again at once is still in the cache
+_CACHED = 2048  # padded keys of a group gathered on a CPU: what is read again at once is mostly still in its cache
 _PADDED = 1.5  # keys read, padding included, over real ones: gathering costs more than reading so much in place
 _LONG = 64  # rows with more query tokens than this are attended on their own: padding others to them would waste work
 
@@ -94,29 +94,29 @@ class BatchLayout:
             return cls(both[0], both[1], (), len(positions), RowTable.build(rows, device))
         short = [r for r in rows if r.count <= _LONG]
         long = [r for r in rows if r.count > _LONG]
-        groups = [_group(g, device) for g in (_split(short) if short else []) + [[r] for r in long]]
+        groups = [_group(g, device) for g in (_split(short, device) if short else []) + [[r] for r in long]]
         return cls(both[0], both[1], tuple(groups), len(positions))
 
 
-def _split(rows: list[RowSpan]) -> list[list[RowSpan]]:
+def _split(rows: list[RowSpan], device: torch.device) -> list[list[RowSpan]]:
     """One group where all contexts can be read in place and little of that is padding; else groups by length."""
     longest = max(r.length for r in rows)
     if len(rows) * longest <= _PADDED * sum(r.length for r in rows) and _run(rows, -(-longest // PAGE)) is not None:
         return [rows]
-    return _by_length(rows)
+    return _by_length(rows, most=_CACHED if device.type == "cpu" else None)
 
 
-def _by_length(rows: list[RowSpan]) -> list[list[RowSpan]]:
+def _by_length(rows: list[RowSpan], *, most: int | None) -> list[list[RowSpan]]:
     """Groups of rows, split where padding the shorter contexts to the longest would cost more than another group, and
-    where their keys would not stay in the cache from the gathering to the reading."""
+    where they hold more than ``most`` keys, which would leave the cache between the gathering and the reading."""
     order = sorted(range(len(rows)), key=lambda i: rows[i].length)
     lengths = [rows[i].length for i in order]
     saved, cut = max(((i * (lengths[-1] - lengths[i - 1]), i) for i in range(1, len(rows))), default=(0, 0))
     if saved < _SPLIT:
-        if len(rows) * lengths[-1] <= _CACHED or len(rows) == 1:
+        if most is None or len(rows) * lengths[-1] <= most or len(rows) == 1:
             return [rows]
         cut = len(rows) // 2
-    return [g for part in (order[:cut], order[cut:]) for g in _by_length([rows[i] for i in sorted(part)])]
+    return [g for part in (order[:cut], order[cut:]) for g in _by_length([rows[i] for i in sorted(part)], most=most)]
 
 
 def _group(rows: Sequence[RowSpan], device: torch.device) -> RowGroup:

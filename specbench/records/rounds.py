@@ -110,7 +110,7 @@ def decode(data: bytes, *, where: str) -> RunTrace:
     try:
         # On this thread alone, from Arrow's own buffer: workers of its pools that still hold an object of Python's when
         # the process ends can abort it (arrow issues 34314, 50482).
-        with pq.ParquetFile(pa.BufferReader(data)) as file:
+        with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as file:
             table = file.read(use_threads=False)
         run = json.loads((table.schema.metadata or {})[b"specbench"])
         layout = run["layout"]

@@ -32,11 +32,6 @@ class Bound:
         """Trainable parameters: what the checkpoint stores."""
         return sum(p.numel() for p in self.trainable.module.parameters() if p.requires_grad)
 
-    def vocabularies(self) -> tuple[int, ...]:
-        """Sizes of the target's vocabulary and of the draft's."""
-        ids = self.vocabulary.ids
-        return (self.view.vocab_size, *(() if ids is None else (len(ids),)))
-
     def budget(self) -> str:
         """The parameters by part, for people."""
         parts: dict[str, int] = {}

@@ -16,7 +16,7 @@ from specbench.errors import TrainDataError
 from specbench.train.manifest import sync_folder, write_durably
 
 CHECKPOINT, BEST, RECIPE, SUMMARY = "checkpoint.pt", "best.pt", "recipe.json", "summary.json"
-VERSION = 2  # 2: the states of several optimisers
+VERSION = 2  # of both files; 2: the checkpoint holds the states of several optimisers
 
 
 @dataclass(slots=True)
@@ -46,7 +46,8 @@ def load_state(folder: Path, *, device: str) -> State | None:
     found = _read(folder / CHECKPOINT, device=device)
     if found is None:
         return None
-    found.pop("version")
+    if found.pop("version") == 1:
+        found["optimiser"] = {"0": found["optimiser"]}
     found["random"] = found["random"].cpu()
     return State(**found)
 
@@ -82,7 +83,7 @@ def _read(path: Path, *, device: str) -> dict[str, Any] | None:
     except Exception as error:  # whatever a damaged archive makes the reader raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TrainDataError(f"{path} is damaged ({reason[:120]}); delete it and begin again") from error
-    if not isinstance(found, dict) or found.get("version") != VERSION:
+    if not isinstance(found, dict) or found.get("version") not in range(1, VERSION + 1):
         raise TrainDataError(f"{path} was written by another version of this program; delete it and begin again")
     return found
 

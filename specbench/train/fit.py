@@ -19,7 +19,8 @@ from torch import nn
 from specbench import provenance, registry
 from specbench.errors import TrainDataError
 from specbench.interrupt import StopSignal
-from specbench.memory import PeakMemory, keep_freed_memory
+from specbench.memory import PeakMemory
+from specbench.modeling.host_memory import keep_freed
 from specbench.resolve import silent_step
 from specbench.session import Step, choose_device, choose_dtype
 from specbench.train.bind import Bound, bind, data_hash
@@ -39,7 +40,7 @@ from specbench.train.target import FoundTarget, find_target
 from specbench.types import TargetView
 
 _COMPILED = ("GatedMLP", "RMSNorm")
-_STATE_BYTES = 4 + 4 + 8 + 4  # a parameter's weight, gradient, two moments and best copy, all float32
+_STATE_BYTES = 4 + 4 + 8 + 4  # a parameter's weight, gradient, AdamW's two moments and best copy, all float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ def run(
     """Train a bound drafter in ``out``. Errors: as `fit`."""
     device = str(bound.view.device)
     if device == "cpu":
-        keep_freed_memory()
+        keep_freed()
     if recipe.compile != "off":
         compile_parts(bound.trainable.module, backend=recipe.compile)
     memory = PeakMemory(device)
@@ -153,7 +154,7 @@ def run(
             world=world,
         )
         sampler = Sampler(recipe, source, drafts=bound.trainable.drafts)
-        trainer = Trainer(recipe, judge, sampler, out, screen, stop=stop or signal, vocabularies=bound.vocabularies())
+        trainer = Trainer(recipe, judge, sampler, out, screen, stop=stop or signal)
         _announce(recipe, source, bound, trainer, out=out, dtype=dtype, screen=screen)
         trainer.run()
         summary = summarise(trainer, bound, dtype=dtype, memory=memory, source=source)
@@ -207,19 +208,21 @@ def _announce(
     screen.say(f"data: {source.num_tokens:,} tokens, {train:,} sequences to train on, {held:,} held out")
     screen.say(f"needs {readable_bytes(needed)} of disk ({readable_bytes(free)} free) and as much memory for its state")
     sampler, total, flops = trainer.sampler, 0.0, []
+    update = probe(trainer.rehearse_update, device=trainer.judge.device)
     for number, stretch in enumerate(sampler.stretches, start=1):
         plan = sampler.plan(stretch.first_step)
         drafts = stretch.phase.drafts or bound.trainable.drafts
         tried = probe(trainer.probe_work(plan), device=trainer.judge.device)
         flops.append(tried.flops / max(1, tried.predictions))
         seconds = tried.seconds * plan.num_anchors * drafts / max(1, tried.predictions) / trainer.judge.world.size
+        seconds += update.seconds
         left = max(0, stretch.first_step + stretch.num_steps - max(trainer.state.step, stretch.first_step))
         total += seconds * left
         screen.say(
             f"phase {number}: {stretch.num_steps:,} steps of {stretch.phase.sequences} sequences, {plan.num_anchors:,} "
             f"anchors and {drafts} drafts each, about {seconds:.2f} s a step"
         )
-    trainer.flops_per_prediction = tuple(flops)
+    trainer.flops_per_prediction, trainer.flops_per_update = tuple(flops), update.flops
     begun = f"goes on after step {trainer.state.step:,}: " if trainer.state.step else ""
     screen.say(f"{begun}about {readable_seconds(total)}, evaluations not counted")
 

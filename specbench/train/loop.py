@@ -59,14 +59,14 @@ class Trainer:
     folder: Path
     screen: Screen
     stop: Callable[[], bool] = lambda: False
-    vocabularies: tuple[int, ...] = ()  # sizes of the target's and the draft's
     flops_per_prediction: tuple[float, ...] = ()  # by phase, once probed
+    flops_per_update: float = 0.0
     state: State = field(init=False)
     optimiser: Updates = field(init=False)
 
     def __post_init__(self) -> None:
         module = self.judge.trainable.module
-        self.optimiser = make_optimiser(module, self.recipe.optimiser, vocabularies=self.vocabularies)
+        self.optimiser = make_optimiser(module, self.recipe.optimiser)
         found = load_state(self.folder, device=self.judge.device)
         if found is not None:
             module.load_state_dict(found.module)
@@ -133,6 +133,11 @@ class Trainer:
 
         return work
 
+    def rehearse_update(self) -> int:
+        """The products of an update, of which nothing is kept: for `rate.probe`. No predictions."""
+        self.optimiser.rehearse()
+        return 0
+
     # ------------------------------------------------------------------------------------------ all steps
 
     def run(self) -> None:
@@ -178,7 +183,7 @@ class Trainer:
         self.state.anchors += outcome.anchors
         self.state.predictions += outcome.tally.predictions
         if self.flops_per_prediction:
-            self.state.flops += self.flops_per_prediction[phase] * outcome.tally.predictions
+            self.state.flops += self.flops_per_prediction[phase] * outcome.tally.predictions + self.flops_per_update
         if curve is not None:
             curve.add(number + 1, outcome.values(phase=phase + 1))
 

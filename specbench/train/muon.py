@@ -45,6 +45,13 @@ class Muon(torch.optim.Optimizer):
             assert all(p.dim() == 2 for p in group["params"]), "only matrices have directions to even out"
 
     @torch.no_grad()
+    def rehearse(self) -> None:
+        """The products of an update, without one."""
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                orthogonalise(matrix)
+
+    @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no loss is evaluated again
         """One update from the gradients."""
         assert closure is None

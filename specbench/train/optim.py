@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from specbench.train.muon import Muon
 from specbench.train.recipe import OptimiserSpec
+
+_LOGITS = ("lm_head", "markov_w2")  # names of the modules that make logits
 
 
 def learning_rate(step: int, *, spec: OptimiserSpec, total: int) -> float:
@@ -43,6 +45,12 @@ class Updates:
         for optimiser in self._optimisers:
             optimiser.step()
 
+    def rehearse(self) -> None:
+        """The matrix products of an update, without one."""
+        for optimiser in self._optimisers:
+            if isinstance(optimiser, Muon):
+                optimiser.rehearse()
+
     def set_rate(self, rate: float) -> None:
         """The rate of the next update."""
         for group in self.param_groups:
@@ -58,14 +66,15 @@ class Updates:
             optimiser.load_state_dict(state[str(index)])
 
 
-def make_optimiser(module: nn.Module, spec: OptimiserSpec, *, vocabularies: Collection[int] = ()) -> Updates:
+def make_optimiser(module: nn.Module, spec: OptimiserSpec) -> Updates:
     """What ``spec`` says over the trainable parameters; vectors (norms, biases) are not decayed.
 
-    Of Muon's are the matrices between states; tables with a side of one of the ``vocabularies`` (sizes), single rows
-    and vectors stay with AdamW, as its authors advise.
+    Of Muon's are the matrices between states; tables of tokens, single rows and vectors stay with AdamW, as its authors
+    advise.
     """
     wanted = [p for p in module.parameters() if p.requires_grad]
-    hidden = [p for p in wanted if spec.kind == "muon" and _is_hidden(p, vocabularies)]
+    tables = {id(p) for p in _tables(module)}
+    hidden = [p for p in wanted if spec.kind == "muon" and p.dim() == 2 and min(p.shape) > 1 and id(p) not in tables]
     taken = {id(p) for p in hidden}
     rest = [p for p in wanted if id(p) not in taken]
     groups = [
@@ -81,8 +90,11 @@ def make_optimiser(module: nn.Module, spec: OptimiserSpec, *, vocabularies: Coll
     return Updates(*found)
 
 
-def _is_hidden(parameter: Tensor, vocabularies: Collection[int]) -> bool:
-    return parameter.dim() == 2 and min(parameter.shape) > 1 and not set(parameter.shape) & set(vocabularies)
+def _tables(module: nn.Module) -> Iterator[Tensor]:
+    """Weights with a row for each token of a vocabulary: embeddings, and products that end in logits."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding) or name.rpartition(".")[2] in _LOGITS:
+            yield from part.parameters(recurse=False)
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float | None) -> float:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.errors import TaskError, TrainDataError
-from specbench.memory import keep_freed_memory
+from specbench.modeling.host_memory import keep_freed
 from specbench.prompting import Renderer
 from specbench.resolve import silent_step
-from specbench.session import Step
+from specbench.session import Step, choose_device
 from specbench.train.answers import AnswerPlan, EngineWriter, Writer, run_requests, write_answers
 from specbench.train.capture import HeadNormaliser, KeptFeatures
 from specbench.train.manifest import (
@@ -56,8 +56,8 @@ def prepare(spec: PrepareSpec, *, screen: Screen | None = None, step: Step = sil
     or is in use; CapacityError when the disk is too small.
     """
     screen = screen or Silence()
-    if spec.device != "cuda":
-        keep_freed_memory()
+    if spec.base_url is None and choose_device(spec.device) == "cpu":
+        keep_freed()
     with owned(spec.out):
         with step("reading prompts and evaluation tasks"):
             evaluation = load_evaluation(spec.evaluation)

@@ -148,7 +148,10 @@ class Recipe(_Strict):
 
     def settings(self) -> dict[str, Any]:
         """All that decides the loss curve, as JSON; how often it is saved does not."""
-        return self.model_dump(mode="json", exclude={"checkpoint_every", "note"})
+        found = self.model_dump(mode="json", exclude={"checkpoint_every", "note"})
+        if self.optimiser.kind == "adamw":  # said nothing of it before there was another
+            found["optimiser"] = {k: v for k, v in found["optimiser"].items() if k not in ("kind", "momentum")}
+        return found
 
 
 def packaged_files(folder: str) -> dict[str, Path]:

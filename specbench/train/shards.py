@@ -86,8 +86,9 @@ def read_token_shard(path: Path, *, columns: Iterable[str] | None = None) -> Any
 
     try:
         # on this thread alone, as rounds files are read: no worker of Arrow's outlives the call
-        with pq.ParquetFile(pa.BufferReader(path.read_bytes())) as file:
-            return file.read(columns=None if columns is None else list(columns), use_threads=False)
+        with pq.ParquetFile(pa.BufferReader(path.read_bytes()), pre_buffer=False) as file:
+            wanted = file.schema_arrow.names if columns is None else list(columns)
+            return file.read(columns=wanted, use_threads=False).select(wanted)  # an unknown column is an error
     except Exception as error:  # pyarrow raises its own kinds and OSError
         raise TrainDataError(f"{path} cannot be read ({error}); delete it and run `specbench train prepare`") from error
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import pyarrow, pyarrow.parquet
 from specbench.metrics._identities import check_identities
 from specbench.records.rounds import decode, encode
-from specbench.train.shards import read_token_shard
+from specbench.train.shards import TokenRow, read_token_shard, write_token_shard
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -35,6 +35,8 @@ after_rounds = threads()
 encode(trace, check=check_identities)
 after_writing = threads()
 assert read_token_shard(shard, columns=["token_ids"]).num_rows == 1
+row = TokenRow("a", "x", "math", None, ("x",), "0", False, 1.0, 0, ("length",), (1, 2), (False, True))
+write_token_shard(shard, [row])
 print(after_rounds - before, after_writing - after_rounds, threads() - after_writing)
 """
 

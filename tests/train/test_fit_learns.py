@@ -36,7 +36,7 @@ def test_a_fixed_text_is_learnt_and_the_engine_accepts_what_was_predicted(
 ) -> None:
     model, store = case()
     optimiser = recipe(method).optimiser.model_copy(update={"kind": kind})
-    wanted = recipe(method, phases=PHASES, evaluate=EVALUATE, vocabulary=64).model_copy(update={"optimiser": optimiser})
+    wanted = recipe(method, phases=PHASES, evaluate=EVALUATE, vocabulary=61).model_copy(update={"optimiser": optimiser})
     made = bound(model, store, wanted)
     folder, out = tmp_path / "run", tmp_path / "out"
     summary = run(wanted, store, made, out=folder, dtype="float32", world=World(), screen=Silence())

@@ -57,7 +57,7 @@ class _Parts(nn.Module):
         super().__init__()
         self.between = nn.Linear(6, 5)
         self.embedding = nn.Embedding(32, 4)
-        self.head = nn.Linear(4, 16, bias=False)
+        self.lm_head = nn.Linear(4, 16, bias=False)
         self.confidence = nn.Linear(6, 1)
         self.norm = nn.RMSNorm(6)
         self.frozen = nn.Parameter(torch.ones(3, 3), requires_grad=False)
@@ -66,7 +66,7 @@ class _Parts(nn.Module):
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_every_parameter_is_updated_by_one_optimiser(kind: str) -> None:
     module = _Parts()
-    made = make_optimiser(module, OptimiserSpec(kind=kind, lr=1e-3, weight_decay=0.1), vocabularies=(32, 16))
+    made = make_optimiser(module, OptimiserSpec(kind=kind, lr=1e-3, weight_decay=0.1))
     held = [id(p) for group in made.param_groups for p in group["params"]]
     assert sorted(held) == sorted(id(p) for p in module.parameters() if p.requires_grad)
     muon = [p for group in made.param_groups if "momentum" in group for p in group["params"]]

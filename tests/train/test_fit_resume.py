@@ -76,6 +76,23 @@ def test_a_killed_training_goes_on_to_the_same_curve(tmp_path: Path) -> None:
     same_training(killed, whole)
 
 
+def test_a_checkpoint_of_one_optimiser_is_still_read(tmp_path: Path) -> None:
+    """What was saved before an update could be that of several optimisers."""
+    wanted = recipe("mtp")
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, wanted, stop_after=4)
+    path = tmp_path / CHECKPOINT
+    saved = torch.load(path, weights_only=True)
+    torch.save({**saved, "version": 1, "optimiser": saved["optimiser"]["0"]}, path)
+    state = load_state(tmp_path, device="cpu")
+    assert state is not None
+    assert state.optimiser.keys() == {"0"}
+    train(tmp_path, wanted)
+    whole = tmp_path / "whole"
+    train(whole, wanted)
+    same_training(tmp_path, whole)
+
+
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_a_stopped_training_saves_and_goes_on(tmp_path: Path, kind: str) -> None:
     wanted = recipe("eagle3", optimiser={"kind": kind, "lr": 1e-3})
