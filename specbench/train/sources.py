@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -104,6 +105,8 @@ def copy_rows(name: str, *, split: str, limit: int | None, path: Path) -> int:
     try:
         rows = _stream(name, split)
         lines = list(_lines(rows, limit=limit))
+        del rows  # with the reader's threads, which abort the process where they outlive Arrow (datasets issue 7566)
+        gc.collect()
     except TaskError:
         raise
     except Exception as error:  # the data-set library raises whatever its readers and the network raise
