@@ -107,8 +107,10 @@ def _split(rows: list[RowSpan], device: torch.device) -> list[list[RowSpan]]:
 
 
 def _by_length(rows: list[RowSpan], *, most: int | None) -> list[list[RowSpan]]:
-    """Groups of rows, split where padding the shorter contexts to the longest would cost more than another group, and
-    where they hold more than ``most`` keys, which would leave the cache between the gathering and the reading."""
+    """Groups of rows, split where padding the shorter contexts to the longest would cost more than another group.
+
+    Also where they hold more than ``most`` keys, which would leave the cache between the gathering and the reading.
+    """
     order = sorted(range(len(rows)), key=lambda i: rows[i].length)
     lengths = [rows[i].length for i in order]
     saved, cut = max(((i * (lengths[-1] - lengths[i - 1]), i) for i in range(1, len(rows))), default=(0, 0))

@@ -3,8 +3,8 @@
 A gradient through a frozen head is long in a few directions and short in most; a rate by element (Adam) cannot even
 that out, orthogonalising can. Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024);
 the size of an update is Adam's usual one (Liu et al., "Muon is scalable for LLM training", 2025, equation 4), so that
-both take the same rates. torch.optim.Muon computes in bfloat16 alone, which a processor that emulates it takes ten
-times as long for; here the products of a CPU are float32.
+both take the same rates. torch.optim.Muon computes in bfloat16 alone, for which a processor that emulates it takes some
+thirty times as long; here the products of a CPU are float32.
 """
 
 from __future__ import annotations
