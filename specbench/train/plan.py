@@ -100,9 +100,9 @@ def run_plan(
         run.stage("search", [run.fit_job(trial, plan.search.share) for trial in run.searches()])
         rates = run.best_rates()
         run.stage("final", [run.fit_job(trial, 1.0) for trial in run.finals(rates)])
-        best = run.best_finals(rates)
-        run.stage("export", [run.export_job(outcome) for outcome in best.values()])
-        run.write(rates, best)
+        first = run.first_finals(rates)
+        run.stage("export", [run.export_job(outcome) for outcome in first.values()])
+        run.write(rates)
         return run.outcomes("final", run.finals(rates))
 
 
@@ -240,16 +240,18 @@ class _Run:
             self.screen.say(f"{name}: learning rate {best.rate:g} (held-out tau {best.value:.3f}){edge}")
         return chosen
 
-    def best_finals(self, rates: dict[str, float]) -> dict[str, Outcome]:
-        return _best(self.outcomes("final", self.finals(rates)))
+    def first_finals(self, rates: dict[str, float]) -> dict[str, Outcome]:
+        """Of each drafter the training that is exported: with the first seed, however the others came out."""
+        trained = self.outcomes("final", self.finals(rates))
+        return _best([outcome for outcome in trained if outcome.seed == self.plan.seeds[0]])
 
-    def write(self, rates: dict[str, float], best: dict[str, Outcome]) -> None:
+    def write(self, rates: dict[str, float]) -> None:
         """Every training that was run, the chosen ones marked."""
         rows = []
         for outcome in self.outcomes("search", self.searches()):
             rows.append(outcome.row(chosen=rates[outcome.drafter] == outcome.rate))
         for outcome in self.outcomes("final", self.finals(rates)):
-            rows.append(outcome.row(chosen=best[outcome.drafter].seed == outcome.seed))
+            rows.append(outcome.row(chosen=outcome.seed == self.plan.seeds[0]))
         write_durably(self.out / RUNS, json.dumps({"plan": self.plan.name, "runs": rows}, indent=1).encode() + b"\n")
         text = io.StringIO()
         writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")

@@ -39,8 +39,8 @@ class SearchSpec(_Strict):
 class TrainPlan(_Strict):
     """What `specbench train plan` does. ``prepare`` are settings of `PrepareSpec`, ``parts`` runs of it with seeds
     0, 1, ..., each with features of its own; ``target_tokens`` may be a list, one number a part. Each drafter's final
-    training is run with every one of ``seeds``, at the learning rate that did best on what was held out, and the best
-    of them is exported.
+    training is run with every one of ``seeds``, at the learning rate that did best on what was held out. That of the
+    first seed is exported, whatever the others show: the best of several would be better than the method.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
