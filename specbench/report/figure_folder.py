@@ -21,7 +21,9 @@ from specbench.report.sheet import Figure, Sheet
 
 INDEX = "index.html"
 _TEMPLATE = Path(__file__).with_name("figures.html")
-_OURS = re.compile(r"fig[2-8](-[0-9a-f]{12}\.(png|svg|pdf)|\.csv)|table1\.(csv|tex|md)|figures\.tex|comparison\.csv")
+_OURS = re.compile(
+    r"(?:fig[2-8]|tau)(-[0-9a-f]{12}\.(png|svg|pdf)|\.csv)|table1\.(csv|tex|md)|figures\.tex|comparison\.csv"
+)
 _GENERATOR = '<meta name="generator" content="specbench report figures">'
 _LONG_LIST = 4  # runs named in a cell; the CSV names all
 
@@ -44,7 +46,8 @@ def write(records: Sequence[Record], out: Path, *, say: Callable[[str], None] = 
     """
     plots.require()
     entries, notes = gather(records)
-    made, tables = figures(entries), table1.tables(entries)
+    tables = table1.tables(entries)
+    made = [table1.picture(tables), *figures(entries)]
     files: dict[str, bytes] = {}
     for figure in (figure for figure in made if figure.sheets):
         say(f"{name_of(figure.key)}: {len(figure.sheets)} image{'s' if len(figure.sheets) > 1 else ''}")
@@ -133,7 +136,7 @@ def _table_part(tables: Sequence[table1.Table]) -> dict[str, Any]:
                     for block in table.blocks]}
         for table in tables
     ]  # fmt: skip
-    missing = "" if tables else "no run of a drafter that may be ranked and has a tau for a task"
+    missing = "" if tables else table1.LACKING
     return {"key": table1.KEY, "name": name_of(table1.KEY), "title": table1.TITLE, "missing": missing,
             "tables": shown, "sheets": [], "notes": []}  # fmt: skip
 

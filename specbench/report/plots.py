@@ -39,6 +39,7 @@ _LONGEST = 60  # characters of a label in an image; the CSV has all of them
 _TAIL = 20  # of these, from its end, where labels are told apart
 _COLUMNS, _WIDTH, _HEIGHT, _DPI = 3, 3.6, 2.9, 150  # inches a panel
 _ALONE = 1.7  # times as large
+_APART, _SHARE = 0.12, 0.7  # of the room of a name: between neighbours at most, and for all of them
 
 
 def require() -> None:
@@ -111,6 +112,10 @@ def _bytes(canvas: Canvas, form: str, title: str) -> bytes:
 def _panel(axes: Axes, panel: Panel, slots: dict[str, int]) -> None:
     for series in panel.series:
         look = _look(slots[series.label])
+        if panel.names:
+            beside = (slots[series.label] - (len(slots) - 1) / 2) * min(_APART, _SHARE / len(slots))
+            _marks(axes, series.marks, panel.scale, {**look, "linestyle": "none"}, beside=beside)
+            continue
         kept = [mark for mark in series.marks if not mark.hollow]
         _marks(axes, kept, panel.scale, {**look, "linestyle": "-" if len(kept) > 1 else "none"})
         _marks(axes, [m for m in series.marks if m.hollow], panel.scale,
@@ -123,6 +128,10 @@ def _panel(axes: Axes, panel: Panel, slots: dict[str, int]) -> None:
     if (panel.steps or panel.doubling) and len(places) <= 16:
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.minorticks_off()
+    if panel.names:
+        axes.set_xticks(range(len(panel.names)), [shown(name) for name in panel.names], rotation=30, ha="right")
+        axes.set_xlim(-0.5, len(panel.names) - 0.5)
+        axes.grid(visible=False, axis="x")
     axes.set_title(shown(panel.title), fontsize="medium")
     axes.set_xlabel(shown(panel.x_name))
     axes.set_ylabel(shown(panel.y_name))
@@ -132,12 +141,12 @@ def _look(slot: int) -> dict[str, Any]:
     return {"color": COLOURS[slot % len(COLOURS)], "marker": SHAPES[slot % len(SHAPES)]}
 
 
-def _marks(axes: Axes, marks: Sequence[Mark], scale: float, look: dict[str, Any]) -> None:
+def _marks(axes: Axes, marks: Sequence[Mark], scale: float, look: dict[str, Any], *, beside: float = 0.0) -> None:
     if not marks:
         return
     across = [mark.x for mark in marks if isinstance(mark.x, EstimateRow)]
     axes.errorbar(
-        [mark.at for mark in marks],
+        [mark.at + beside for mark in marks],
         [scale * mark.row.value for mark in marks],
         yerr=_errors((mark.row for mark in marks), scale),
         xerr=_errors(across, 1.0) if len(across) == len(marks) else None,

@@ -44,6 +44,7 @@ class Panel:
     """One pair of axes. ``scale`` multiplies values where they are drawn, never where they are written.
 
     ``steps`` axes show their points' own values of x; ``doubling`` ones are logarithmic; ``diagonal`` draws y = x.
+    With ``names`` x is the place of a name among them: series stand side by side there and are not joined.
     """
 
     title: str
@@ -54,6 +55,11 @@ class Panel:
     steps: bool = False
     doubling: bool = False
     diagonal: bool = False
+    names: tuple[str, ...] = ()
+
+    def where(self, mark: Mark) -> float | str:
+        """Where a point stands on the first axis, by name where it has names."""
+        return self.names[int(mark.at)] if self.names else mark.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,9 @@ def _lines(figure: Figure, sheet: Sheet) -> Iterator[list[object]]:
         for series in panel.series:
             for mark in series.marks:
                 row = mark.row
-                x = (mark.x.value, mark.x.low, mark.x.high) if isinstance(mark.x, EstimateRow) else (mark.x, None, None)
+                x: tuple[object, ...] = (panel.where(mark), None, None)
+                if isinstance(mark.x, EstimateRow):
+                    x = (mark.x.value, mark.x.low, mark.x.high)
                 yield [
                     figure.key, sheet.id, panel.title, series.label, panel.x_name, *x, row.metric,
                     scope_text(row.scope), row.value, row.low, row.high, row.interval, row.unit, row.n, row.n_of,
@@ -117,10 +125,12 @@ def described(sheet: Sheet) -> str:
 
 
 def _panel_words(panel: Panel) -> str:
-    parts = [f"{series.label}: {_ends(series.marks, panel.scale)}" for series in panel.series]
+    parts = [f"{series.label}: {_ends(panel, series.marks)}" for series in panel.series]
     return f"{panel.title}: {panel.y_name} by {panel.x_name}. {'; '.join(parts)}."
 
 
-def _ends(marks: Sequence[Mark], scale: float) -> str:
-    texts = [f"{scale * mark.row.value:.3g} at {mark.at:.3g}" for mark in (marks[0], marks[-1])]
+def _ends(panel: Panel, marks: Sequence[Mark]) -> str:
+    if panel.names:
+        return ", ".join(f"{panel.scale * mark.row.value:.3g} at {panel.where(mark)}" for mark in marks)
+    texts = [f"{panel.scale * mark.row.value:.3g} at {mark.at:.3g}" for mark in (marks[0], marks[-1])]
     return texts[0] if len(marks) == 1 else f"from {texts[0]} to {texts[1]}, {len(marks)} points"

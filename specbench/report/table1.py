@@ -16,9 +16,11 @@ from specbench.report import latex, numbers
 from specbench.report.entries import Entry, Measured, bucket
 from specbench.report.markdown import escape as markdown_escape
 from specbench.report.paper_values import TASKS
+from specbench.report.sheet import Figure, Mark, Panel, Series, Sheet
 
 KEY = "table1"
 TITLE = "Accepted length by target, drafter and task"
+LACKING = "no run of a drafter that may be ranked and has a tau for a task"
 _COLUMNS = ("table", "block", "method", "task", "prompts", "value", "low", "high", "interval", "unit", "n", "n_of",
             "run_ids")  # fmt: skip
 Column = tuple[str, str]  # task, hash of its prompts
@@ -106,6 +108,30 @@ def _table(sha: str, members: Sequence[Entry]) -> Table:
 def _order(column: Column) -> tuple[int, str, str]:
     known = list(TASKS)
     return known.index(column[0]) if column[0] in known else len(known), *column
+
+
+def picture(found: Sequence[Table]) -> Figure:
+    """The same cells drawn: an image for each table, a panel for each block, contestants side by side at each task."""
+    sheets = tuple(
+        Sheet(table.id, table.facts, tuple(_panel(table, block) for block in table.blocks)) for table in found
+    )
+    return Figure(
+        "tau",
+        "Accepted length by task",
+        "Tokens committed per round, bonus included; plain decoding has 1.",
+        sheets,
+        "" if sheets else LACKING,
+    )
+
+
+def _panel(table: Table, block: Block) -> Panel:
+    columns = [column for column in table.columns if any(column in line.cells for line in block.lines)]
+    series = []
+    for line in block.lines:
+        held = [(float(place), line.cells[column]) for place, column in enumerate(columns) if column in line.cells]
+        series.append(Series(line.label, tuple(Mark(place, cell.row, cell.run_ids) for place, cell in held)))
+    names = tuple(table.heading(column) for column in columns)
+    return Panel(block.title, "task", "tau", tuple(series), names=names)
 
 
 def to_csv(found: Sequence[Table]) -> str:

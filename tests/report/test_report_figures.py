@@ -84,7 +84,7 @@ def test_every_figure_is_written_and_valid(folder: Path) -> None:
     assert "not drawn" not in said
     assert "1 of 11 records may not be ranked" in said
     names = {path.name for path in out.iterdir()}
-    for key in ("fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8"):
+    for key in ("tau", "fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "fig8"):
         assert f"{key}.csv" in names
         assert [name for name in names if name.startswith(f"{key}-") and name.endswith(".png")]
     for path in out.glob("*.png"):
@@ -178,6 +178,40 @@ def test_table_1_holds_tau_by_task_in_three_formats() -> None:
     assert cells["eagle3:7", "gsm8k"]["run_ids"] == records[2].run_id
 
 
+def test_the_picture_of_table_1_has_its_cells() -> None:
+    records = [
+        table_cell("dspark", 6.25, target="one", drafter="a"),
+        table_cell("dspark", 4.75, target="one", drafter="a", task="alpaca"),
+        table_cell("eagle3", 5.25, target="one", drafter="b", task="alpaca"),
+        table_cell("eagle3", 3.5, target="other", drafter="c"),
+    ]
+    figure = table1.picture(table1.tables(gather(records)[0]))
+    (one,) = figure.sheets
+    assert [(panel.title, panel.names) for panel in one.panels] == [("one", ("GSM8K", "Alpaca")), ("other", ("GSM8K",))]
+    drawn = {(line["panel"], line["series"], line["x"]): line for line in read_csv(sheet.to_csv(figure))}
+    assert {place: float(line["value"]) for place, line in drawn.items()} == {
+        ("one", "dspark:7", "GSM8K"): 6.25,
+        ("one", "dspark:7", "Alpaca"): 4.75,
+        ("one", "eagle3:7", "Alpaca"): 5.25,
+        ("other", "eagle3:7", "GSM8K"): 3.5,
+    }
+    assert drawn["one", "eagle3:7", "Alpaca"]["run_ids"] == records[2].run_id
+    assert "dspark:7: 6.25 at GSM8K, 4.75 at Alpaca" in sheet.described(one)
+
+
+def test_series_at_one_name_stand_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[float] = []
+    marks = plots._marks
+    monkeypatch.setattr(
+        plots, "_marks", lambda *given, beside: (drawn.append(round(beside, 3)), marks(*given, beside=beside))
+    )
+    found = tuple(
+        Series(name, (Mark(0.0, EstimateRow(**row("tau", 2.0, unit="tokens")), ("r",)),)) for name in ("a", "b", "c")
+    )
+    plots.draw(Sheet("s", {}, (Panel("p", "task", "tau", found, names=("only",)),)), title="t")
+    assert drawn == [-0.12, 0.0, 0.12]
+
+
 def test_repeats_are_one_point_with_the_interval_of_runs() -> None:
     runs = [cell("dspark", k=k, seed=seed, detail=False) for k in (3, 7) for seed in (0, 1, 2)]
     (drawn,) = made(runs)["fig4"].sheets
@@ -239,12 +273,12 @@ def test_closed_and_open_loops_do_not_share_a_line() -> None:
 
 def test_what_the_records_lack_is_named_and_not_drawn(tmp_path: Path) -> None:
     written = figure_folder.write([cell("vanilla"), cell("dspark", outcome="fail")], tmp_path)
-    assert [name for name, _ in written.missing] == ["Table 1", *(f"Figure {number}" for number in range(2, 9))]
+    assert [name for name, _ in written.missing] == ["Table 1", "tau", *(f"Figure {number}" for number in range(2, 9))]
     assert all(reason for _, reason in written.missing)
     assert written.drawn == ()
     assert {path.name for path in tmp_path.iterdir()} == {"index.html", "comparison.csv", "figures.tex"}
     page = Page((tmp_path / "index.html").read_text(encoding="utf-8"))
-    assert page.text.count("Not drawn: ") == 8
+    assert page.text.count("Not drawn: ") == 9
     assert "verdict is fail" in page.text
 
 
@@ -274,7 +308,7 @@ def test_names_are_text_in_the_page_and_in_latex(tmp_path: Path, no_images: None
     figure_folder.write([ours, other, cell("dspark", drafter=NASTY, outcome="fail")], tmp_path)
     page = Page((tmp_path / "index.html").read_text(encoding="utf-8"))
     assert page.all("script") == []
-    assert all((attributes["src"] or "").startswith("fig") for attributes in page.all("img"))
+    assert all((attributes["src"] or "").startswith(("fig", "tau")) for attributes in page.all("img"))
     assert HOSTILE in page.text
     latex = "".join((tmp_path / name).read_text(encoding="utf-8") for name in ("table1.tex", "figures.tex"))
     read = "\n".join(line.partition(" % ")[0] for line in latex.splitlines() if not line.startswith("%"))
