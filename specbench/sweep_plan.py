@@ -207,7 +207,8 @@ def _arms(spec: SweepSpec, shared: Mapping[str, Any]) -> Iterator[dict[str, Any]
 
 def _run(spec: SweepSpec, shared: Mapping[str, Any], arm: Mapping[str, Any], *, baseline: bool) -> RunSpec:
     """The run of one cell. Of settings by method only those of its own are kept; plain decoding needs no others."""
-    document = {**spec.base, **{name: value for name, value in shared.items() if name not in ("task", "load", "rate")}}
+    axes = {name: value for name, value in shared.items() if name not in ("task", "load", "rate")}
+    document = {**spec.settings_at(shared), **axes}
     if "task" in shared:
         document["tasks"] = shared["task"]
     load = dict(document.get("load", {}))

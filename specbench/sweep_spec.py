@@ -1,7 +1,8 @@
 """What a sweep is asked to do: a base run, the axes that vary, and the combinations that are left out.
 
-A TOML file with [base] (any setting of a run), [axes] (lists of values), [[exclude]] and [drafters."TARGET"]. Unknown
-keys and axes that contradict each other are refused before anything is loaded. No torch here.
+A TOML file with [base] (any setting of a run), [axes] (lists of values), [[exclude]], [[where]] (settings of some
+combinations) and [drafters."TARGET"]. Unknown keys and axes that contradict each other are refused before anything is
+loaded. No torch here.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ GROUP_AXES = ("target", "task", "workload", "load", "rate", "concurrency", "temp
 """What the arms of a group have in common, the outermost first: only inside a group are methods compared."""
 
 ARM_AXES = ("method", "draft_length", "policy")
+
+_OF_ONE_ARM = {"methods", "draft_length", "policy", "baseline", "drafters", "options", "cost_table", "calibration"}
 
 _FIELD = {"task": "tasks", "method": "methods", "rate": "load"}  # the run's setting that an axis writes
 
@@ -97,13 +100,16 @@ class SweepSpec(_Strict):
     """A whole sweep. ``repeats`` measures every cell that often, in blocks; ``order_seed`` shuffles inside a block.
 
     ``exclude`` lists rules: a combination that agrees with all entries of one is left out; an entry is a value of its
-    axis or a list of them, and ``method`` may be a name without its draft length. ``drafters``: checkpoints by target.
+    axis or a list of them, and ``method`` may be a name without its draft length. ``where`` lists rules over the axes
+    that compared cells share, with settings in ``set`` that go before the base's and before those of earlier rules.
+    ``drafters``: checkpoints by target.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     base: dict[str, Any] = {}
     axes: Axes
     exclude: tuple[dict[str, Any], ...] = ()
+    where: tuple[dict[str, Any], ...] = ()
     drafters: dict[str, dict[str, str]] = {}
     repeats: Annotated[int, Field(ge=1)] = 1
     order_seed: Annotated[int, Field(ge=0)] = 0
@@ -116,21 +122,39 @@ class SweepSpec(_Strict):
         self._check_sampling()
         self._check_drafters()
         for rule in self.exclude:
-            self._check_rule(rule)
+            self._check_rule(rule, section="exclude", axes=self.axes.used())
+        for rule in self.where:
+            self._check_where(rule)
         return self
 
     def _check_base(self) -> None:
-        for name in self.base:
+        self._check_settings(self.base, section="base")
+
+    def _check_settings(self, settings: Mapping[str, Any], *, section: str) -> None:
+        for name in settings:
             if name not in RunSpec.model_fields:
-                raise unknown_name("setting of [base]", name, set(RunSpec.model_fields) - {"methods"})
-            if name in ("load", "mix", "drafters", "options") and not isinstance(self.base[name], dict):
-                raise ValueError(f"base.{name} must be a table, not {self.base[name]!r}; correct it")
+                raise unknown_name(f"setting of [{section}]", name, set(RunSpec.model_fields) - {"methods"})
+            if name in ("load", "mix", "drafters", "options") and not isinstance(settings[name], dict):
+                raise ValueError(f"{section}.{name} must be a table, not {settings[name]!r}; correct it")
         for axis in self.axes.used():
             field = _FIELD.get(axis, axis)
-            held = self.base.get(field, {})
-            clash = axis in held if axis == "rate" and isinstance(held, dict) else field in self.base
+            held = settings.get(field, {})
+            clash = axis in held if axis == "rate" and isinstance(held, dict) else field in settings
             if clash:
-                raise ValueError(f"'{axis}' is given twice, in [base] and as an axis; drop one of them")
+                raise ValueError(f"'{axis}' is given twice, in [{section}] and as an axis; drop one of them")
+
+    def _check_where(self, rule: Mapping[str, Any]) -> None:
+        settings = rule.get("set")
+        if not isinstance(settings, dict) or not settings:
+            raise ValueError("a [[where]] rule needs the settings of its cells: write set = { num_prompts = 20 }, say")
+        shared = {name: values for name, values in self.axes.used().items() if name in GROUP_AXES}
+        self._check_rule({name: v for name, v in rule.items() if name != "set"}, section="where", axes=shared)
+        own = sorted(set(settings) & _OF_ONE_ARM)
+        if own:
+            raise ValueError(
+                f"{own[0]} cannot be set in [[where]]: cells that are compared would differ in it; drop it"
+            )
+        self._check_settings(settings, section="where.set")
 
     def _check_methods(self) -> None:
         axes, drafting = self.axes, [m for m in self.axes.method if m.name != BASELINE]
@@ -192,27 +216,36 @@ class SweepSpec(_Strict):
                 if name.replace("_", "-") not in names:
                     raise unknown_name(f"method under [drafters.{target!r}]", name, names)
 
-    def _check_rule(self, rule: Mapping[str, Any]) -> None:
-        used = self.axes.used()
+    def _check_rule(self, rule: Mapping[str, Any], *, section: str, axes: Mapping[str, tuple[Any, ...]]) -> None:
         if not rule:
-            raise ValueError("an [[exclude]] rule without entries would leave out everything; name an axis in it")
+            raise ValueError(f"an [[{section}]] rule that names no axis would hold for everything; name an axis in it")
         for axis, wanted in rule.items():
-            if axis not in used:
-                raise unknown_name("axis in [[exclude]]", axis, used)
+            if axis not in axes:
+                raise unknown_name(f"axis in [[{section}]]", axis, axes)
             for value in choices(axis, wanted):
-                if not any(agrees(axis, have, value) for have in used[axis]):
-                    known = [shown(axis, have) for have in used[axis]]
-                    raise unknown_name(f"value of '{axis}' in [[exclude]]", value, known)
+                if not any(agrees(axis, have, value) for have in axes[axis]):
+                    known = [shown(axis, have) for have in axes[axis]]
+                    raise unknown_name(f"value of '{axis}' in [[{section}]]", value, known)
 
     def excluded(self, settings: Mapping[str, Any]) -> bool:
         """Whether a rule leaves out the combination with these values by axis."""
-        return any(
-            all(
-                axis in settings and any(agrees(axis, settings[axis], value) for value in choices(axis, wanted))
-                for axis, wanted in rule.items()
-            )
-            for rule in self.exclude
-        )
+        return any(holds(rule, settings) for rule in self.exclude)
+
+    def settings_at(self, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """The base's settings with those of the [[where]] rules that hold at these values of the shared axes."""
+        found = dict(self.base)
+        for rule in self.where:
+            if holds({axis: wanted for axis, wanted in rule.items() if axis != "set"}, shared):
+                found |= rule["set"]
+        return found
+
+
+def holds(rule: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether values by axis agree with all entries of a rule."""
+    return all(
+        axis in settings and any(agrees(axis, settings[axis], value) for value in choices(axis, wanted))
+        for axis, wanted in rule.items()
+    )
 
 
 def choices(axis: str, wanted: Any) -> list[str]:

@@ -7,15 +7,40 @@ from typing import Any
 
 import pytest
 
-from specbench.config import MethodSpec
+from specbench.config import MethodSpec, RunSpec
 from specbench.errors import ConfigError, SpecbenchError, UnknownNameError
 from specbench.sweep_plan import expand
 from specbench.sweep_spec import build_sweep, read_sweep
 from specbench.sweep_time import parse_duration
 
+LOADS = {"method": ["ngram"], "concurrency": [1, 8]}
+
 
 def build(**parts: Any) -> Any:
     return build_sweep({"axes": {"method": ["ngram"]}, **parts}, name="test")
+
+
+def test_settings_of_some_combinations_are_those_of_all_their_cells() -> None:
+    rules = [
+        {"concurrency": [8, 32], "set": {"num_prompts": 40, "max_new_tokens": 16}},
+        {"concurrency": 32, "task": "starter-math", "set": {"num_prompts": "all"}},
+    ]
+    axes = {"method": ["ngram"], "concurrency": [1, 8, 32], "task": ["starter-math", "starter-chat"]}
+    spec = build(base={"num_prompts": 5}, axes=axes, where=rules)
+    found = {}
+    for group in expand(spec):
+        asked = {(cell.run.num_prompts, cell.run.max_new_tokens) for cell in group.cells}
+        assert len(asked) == 1, "what is compared was asked the same"
+        found[group.run.concurrency, group.run.tasks[0]] = asked.pop()
+    plain = RunSpec(methods=(MethodSpec(name="ngram"),)).max_new_tokens
+    assert found == {
+        (1, "starter-math"): (5, plain),
+        (1, "starter-chat"): (5, plain),
+        (8, "starter-math"): (40, 16),
+        (8, "starter-chat"): (40, 16),
+        (32, "starter-math"): (None, 16),
+        (32, "starter-chat"): (40, 16),
+    }
 
 
 @pytest.mark.parametrize(
@@ -49,7 +74,14 @@ def build(**parts: Any) -> Any:
         ({"axes": {"method": ["ngram"], "concurrency": [1], "load": [{"concurrency": 2}]}}, "is given twice"),
         ({"exclude": [{"method": "eagle3"}]}, "value of 'method' in [[exclude]]"),
         ({"exclude": [{"seed": 1}]}, "axis in [[exclude]]"),
-        ({"exclude": [{}]}, "leave out everything"),
+        ({"exclude": [{}]}, "hold for everything"),
+        ({"where": [{"set": {"seed": 1}}]}, "names no axis"),
+        ({"axes": LOADS, "where": [{"concurrency": 1}]}, "needs the settings of its cells"),
+        ({"axes": LOADS, "where": [{"concurrency": 3, "set": {"seed": 1}}]}, "value of 'concurrency' in [[where]]"),
+        ({"axes": LOADS, "where": [{"method": "ngram", "set": {"seed": 1}}]}, "axis in [[where]]"),
+        ({"axes": LOADS, "where": [{"concurrency": 1, "set": {"policy": "fixed"}}]}, "would differ in it"),
+        ({"axes": LOADS, "where": [{"concurrency": 1, "set": {"concurrency": 2}}]}, "'concurrency' is given twice"),
+        ({"axes": LOADS, "where": [{"concurrency": 1, "set": {"num_promts": 2}}]}, "did you mean num_prompts"),
         ({"repeats": 0}, "repeats"),
         ({"repeat": 2}, "did you mean repeats"),
     ],
