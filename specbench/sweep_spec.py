@@ -21,7 +21,9 @@ GROUP_AXES = ("target", "task", "workload", "load", "rate", "concurrency", "temp
 
 ARM_AXES = ("method", "draft_length", "policy")
 
-_OF_ONE_ARM = {"methods", "draft_length", "policy", "baseline", "drafters", "options", "cost_table", "calibration"}
+WHERE_SETTINGS = ("num_prompts", "max_new_tokens", "ignore_eos", "thinking", "warmup", "threads", "kv_memory",
+                  "prefill_chunk", "max_context")  # fmt: skip
+"""What a [[where]] rule may set: how much is asked of a cell and with how much of the machine."""
 
 _FIELD = {"task": "tasks", "method": "methods", "rate": "load"}  # the run's setting that an axis writes
 
@@ -128,33 +130,35 @@ class SweepSpec(_Strict):
         return self
 
     def _check_base(self) -> None:
-        self._check_settings(self.base, section="base")
-
-    def _check_settings(self, settings: Mapping[str, Any], *, section: str) -> None:
-        for name in settings:
+        for name in self.base:
             if name not in RunSpec.model_fields:
-                raise unknown_name(f"setting of [{section}]", name, set(RunSpec.model_fields) - {"methods"})
-            if name in ("load", "mix", "drafters", "options") and not isinstance(settings[name], dict):
-                raise ValueError(f"{section}.{name} must be a table, not {settings[name]!r}; correct it")
+                raise unknown_name("setting of [base]", name, set(RunSpec.model_fields) - {"methods"})
+            if name in ("load", "mix", "drafters", "options") and not isinstance(self.base[name], dict):
+                raise ValueError(f"base.{name} must be a table, not {self.base[name]!r}; correct it")
         for axis in self.axes.used():
             field = _FIELD.get(axis, axis)
-            held = settings.get(field, {})
-            clash = axis in held if axis == "rate" and isinstance(held, dict) else field in settings
+            held = self.base.get(field, {})
+            clash = axis in held if axis == "rate" and isinstance(held, dict) else field in self.base
             if clash:
-                raise ValueError(f"'{axis}' is given twice, in [{section}] and as an axis; drop one of them")
+                raise ValueError(f"'{axis}' is given twice, in [base] and as an axis; drop one of them")
 
     def _check_where(self, rule: Mapping[str, Any]) -> None:
         settings = rule.get("set")
         if not isinstance(settings, dict) or not settings:
             raise ValueError("a [[where]] rule needs the settings of its cells: write set = { num_prompts = 20 }, say")
+        for name in settings:
+            if name not in RunSpec.model_fields:
+                raise unknown_name("setting in [[where]]", name, WHERE_SETTINGS)
+            if name not in WHERE_SETTINGS:
+                raise ValueError(f"{name} cannot be set in [[where]]; give it in [base] or as an axis")
         shared = {name: values for name, values in self.axes.used().items() if name in GROUP_AXES}
-        self._check_rule({name: v for name, v in rule.items() if name != "set"}, section="where", axes=shared)
-        own = sorted(set(settings) & _OF_ONE_ARM)
-        if own:
+        axes = {name: wanted for name, wanted in rule.items() if name != "set"}
+        arm = next((name for name in axes if name in ARM_AXES), None)
+        if arm is not None:
             raise ValueError(
-                f"{own[0]} cannot be set in [[where]]: cells that are compared would differ in it; drop it"
+                f"[[where]] names '{arm}', in which compared cells differ; name one of {', '.join(GROUP_AXES)}"
             )
-        self._check_settings(settings, section="where.set")
+        self._check_rule(axes, section="where", axes=shared)
 
     def _check_methods(self) -> None:
         axes, drafting = self.axes, [m for m in self.axes.method if m.name != BASELINE]
@@ -222,6 +226,10 @@ class SweepSpec(_Strict):
         for axis, wanted in rule.items():
             if axis not in axes:
                 raise unknown_name(f"axis in [[{section}]]", axis, axes)
+            if not choices(axis, wanted):
+                raise ValueError(
+                    f"the list of '{axis}' in [[{section}]] is empty: the rule would never hold; give a value"
+                )
             for value in choices(axis, wanted):
                 if not any(agrees(axis, have, value) for have in axes[axis]):
                     known = [shown(axis, have) for have in axes[axis]]
@@ -279,8 +287,15 @@ def build_sweep(document: Mapping[str, Any], *, name: str, sets: Iterable[str] =
     if "method" not in whole["axes"]:
         raise ConfigError("a sweep needs its methods: write method = [...] under [axes]")
     axes = validated(Axes, whole["axes"], section="axes", word="axis")
-    base = {**whole["base"], "methods": axes.method}
+    base, sets = {**whole["base"], "methods": axes.method}, list(sets)
     apply_sets(base, sets)
     if base.pop("methods") != axes.method:
         raise ConfigError("--set cannot change the methods of a sweep; choose among them with --only method=NAME")
-    return validated(SweepSpec, {**whole, "axes": axes, "base": base})
+    spec = validated(SweepSpec, {**whole, "axes": axes, "base": base})
+    told = {text.partition("=")[0].strip().replace("-", "_") for text in sets}
+    return spec.model_copy(update={"where": tuple(_without(rule, told) for rule in spec.where)})
+
+
+def _without(rule: Mapping[str, Any], told: Iterable[str]) -> dict[str, Any]:
+    """A [[where]] rule without the settings that the user gives for all cells."""
+    return {**rule, "set": {name: value for name, value in rule["set"].items() if name not in told}}

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The sweep: \\[base], \\[axes], \\[\\[exclude]].")]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE.toml", help="The sweep: \\[base], \\[axes], \\[\\[exclude]], \\[\\[where]].")
+]
 Out = Annotated[Path | None, Option("--out", "-o", help="Folder for the records. \\[runs/NAME]")]
 DryRun = Annotated[bool, Option("--dry-run", help="Print cells, keys, times and what is done; measure nothing.")]
 Only = Annotated[

@@ -88,7 +88,7 @@ def _replace(out: Path, files: dict[str, bytes], page: bytes) -> None:
 
 def name_of(key: str) -> str:
     """``Figure 2`` of "fig2"."""
-    return key.replace("fig", "Figure ").replace("table", "Table ")
+    return "Table 1 drawn" if key == table1.PICTURE else key.replace("fig", "Figure ").replace("table", "Table ")
 
 
 def _stem(figure: Figure, one: Sheet) -> str:

@@ -35,10 +35,12 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
+_TICK = 18  # characters of a name below an axis; the CSV has all of them
 _LONGEST = 60  # characters of a label in an image; the CSV has all of them
 _TAIL = 20  # of these, from its end, where labels are told apart
 _COLUMNS, _WIDTH, _HEIGHT, _DPI = 3, 3.6, 2.9, 150  # inches a panel
 _ALONE = 1.7  # times as large
+_NAMES = 3  # of an axis, for panels side by side
 _APART, _SHARE = 0.12, 0.7  # of the room of a name: between neighbours at most, and for all of them
 
 
@@ -58,6 +60,11 @@ def shown(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - _TAIL - 1]}…{line[-_TAIL:]}"
 
 
+def _tick(name: str) -> str:
+    text = shown(name)
+    return text if len(text) <= _TICK else f"{text[: _TICK - 1]}…"
+
+
 def _character(character: str) -> str:
     known = character.isascii() and character.isprintable()
     named = unicodedata.category(character) in ("Lu", "Ll") and character <= "\u03ff"  # Latin and Greek letters
@@ -70,13 +77,14 @@ def draw(sheet: Sheet, *, title: str) -> dict[str, bytes]:
     from matplotlib.figure import Figure as Canvas
 
     with _own_style():
-        columns = min(_COLUMNS, len(sheet.panels))
+        most = max(len(panel.names) for panel in sheet.panels)
+        columns = min(_COLUMNS if most <= _NAMES else 1, len(sheet.panels))
         lines = math.ceil(len(sheet.panels) / columns)
         labels = sheet.labels
-        across = _legend_columns(labels, _WIDTH * (columns if len(sheet.panels) > 1 else _ALONE))
+        across = _legend_columns(labels, _WIDTH * (columns if columns > 1 else _ALONE))
         legend = 0.2 * math.ceil(len(labels) / across) + 0.15
-        wide = _ALONE if len(sheet.panels) == 1 else 1.0
-        size = (wide * _WIDTH * columns, wide * _HEIGHT * lines + legend)
+        wide = _ALONE if columns == 1 else 1.0
+        size = (wide * _WIDTH * columns, (wide if lines == 1 else 1.0) * _HEIGHT * lines + legend)
         canvas = Canvas(figsize=size, layout="constrained")
         places = [canvas.add_subplot(lines, columns, index + 1) for index in range(len(sheet.panels))]
         slots = {label: slot for slot, label in enumerate(labels)}
@@ -110,10 +118,10 @@ def _bytes(canvas: Canvas, form: str, title: str) -> bytes:
 
 
 def _panel(axes: Axes, panel: Panel, slots: dict[str, int]) -> None:
-    for series in panel.series:
+    for number, series in enumerate(panel.series):
         look = _look(slots[series.label])
         if panel.names:
-            beside = (slots[series.label] - (len(slots) - 1) / 2) * min(_APART, _SHARE / len(slots))
+            beside = (number - (len(panel.series) - 1) / 2) * min(_APART, _SHARE / len(panel.series))
             _marks(axes, series.marks, panel.scale, {**look, "linestyle": "none"}, beside=beside)
             continue
         kept = [mark for mark in series.marks if not mark.hollow]
@@ -129,7 +137,7 @@ def _panel(axes: Axes, panel: Panel, slots: dict[str, int]) -> None:
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.minorticks_off()
     if panel.names:
-        axes.set_xticks(range(len(panel.names)), [shown(name) for name in panel.names], rotation=30, ha="right")
+        axes.set_xticks(range(len(panel.names)), [_tick(name) for name in panel.names], rotation=30, ha="right")
         axes.set_xlim(-0.5, len(panel.names) - 0.5)
         axes.grid(visible=False, axis="x")
     axes.set_title(shown(panel.title), fontsize="medium")

@@ -85,7 +85,7 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One of the paper's figures from records. Without sheets, ``missing`` says what the records lack."""
+    """A figure from records, most of them the paper's. Without sheets, ``missing`` says what the records lack."""
 
     key: str  # "fig2"
     title: str

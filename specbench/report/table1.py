@@ -1,7 +1,7 @@
 """The paper's table 1 from records: accepted length of targets and drafters by task.
 
 A column is one task with one set of prompts; rows of one table agree on everything else that decides the number, a
-block holds one target. LaTeX, Markdown and CSV hold the same cells.
+block holds one target. LaTeX, Markdown, CSV and the picture hold the same cells.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from specbench.report.paper_values import TASKS
 from specbench.report.sheet import Figure, Mark, Panel, Series, Sheet
 
 KEY = "table1"
+PICTURE = "tau"
 TITLE = "Accepted length by target, drafter and task"
 LACKING = "no run of a drafter that may be ranked and has a tau for a task"
 _COLUMNS = ("table", "block", "method", "task", "prompts", "value", "low", "high", "interval", "unit", "n", "n_of",
@@ -116,7 +117,7 @@ def picture(found: Sequence[Table]) -> Figure:
         Sheet(table.id, table.facts, tuple(_panel(table, block) for block in table.blocks)) for table in found
     )
     return Figure(
-        "tau",
+        PICTURE,
         "Accepted length by task",
         "Tokens committed per round, bonus included; plain decoding has 1.",
         sheets,

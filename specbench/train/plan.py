@@ -107,15 +107,21 @@ def run_plan(
 
 
 def _settle(plan: TrainPlan, recipes: dict[str, Recipe], out: Path, *, device: str) -> None:
-    """Write what this folder is for, or check that it is still that; more data, rates or seeds may be asked for."""
-    settings = {name: recipe.settings() for name, recipe in recipes.items()}
-    wanted = {"name": plan.name, "target": plan.target, "share": plan.search.share, "device": device}
-    wanted |= {f"recipe {name}": fingerprint(found) for name, found in settings.items()}
+    """Write what this folder is for, or check that it is still that; more data, rates or seeds may be asked for.
+
+    Data do not depend on recipes: before the first training these may change.
+    """
+    data = {"name": plan.name, "target": plan.target, "device": device}
+    settings = {f"recipe {name}": fingerprint(recipe.settings()) for name, recipe in recipes.items()}
+    wanted = {**data, "share": plan.search.share, **settings}
     path = out / PLAN
     if path.is_file():
-        same_settings(json.loads(path.read_text(encoding="utf-8")), wanted, folder=out)
-    else:
-        write_durably(path, json.dumps(wanted, indent=1).encode() + b"\n")
+        trained = any((out / stage).is_dir() for stage in ("search", "final"))
+        held = json.loads(path.read_text(encoding="utf-8"))
+        same_settings(
+            held if trained else {name: held.get(name) for name in data}, wanted if trained else data, folder=out
+        )
+    write_durably(path, json.dumps(wanted, indent=1).encode() + b"\n")
 
 
 def _prepare_job(plan: TrainPlan, number: int, folder: Path, out: Path, device: str) -> Job:
@@ -194,9 +200,14 @@ class _Run:
     def export_job(self, outcome: Outcome) -> Job:
         out = self.out / "weights" / outcome.drafter
         where = self._where("--run", self.out / outcome.folder)
-        return Job(
-            f"export-{outcome.drafter}", ("train", "export", "--out", str(out), *where), self._has(out / "card.json")
-        )
+
+        def done() -> bool:
+            card = _document(out / "card.json")
+            if card and card["recipe"].get("seed", 0) != outcome.seed:
+                raise TrainDataError(f"{out} holds the drafter of another seed than {outcome.seed}; move it away")
+            return bool(card)
+
+        return Job(f"export-{outcome.drafter}", ("train", "export", "--out", str(out), *where), done)
 
     def check_job(self) -> Job:
         folders = [self.out / "data" / f"part-{number}" / "answers" for number in range(self.plan.parts)]

@@ -7,6 +7,7 @@ import csv
 import io
 import struct
 import sys
+import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -199,6 +200,22 @@ def test_the_picture_of_table_1_has_its_cells() -> None:
     assert "dspark:7: 6.25 at GSM8K, 4.75 at Alpaca" in sheet.described(one)
 
 
+def test_long_names_and_many_contestants_are_drawn_apart() -> None:
+    rows = [row("tau", 1.5 + 0.1 * number, unit="tokens") for number in range(12)]
+    series = tuple(
+        Series(f"method {n}", tuple(Mark(float(x), EstimateRow(**values), ("r",)) for x in range(5)))
+        for n, values in enumerate(rows)
+    )
+    names = tuple(f"{number} {'a task with a name like a whole sentence ' * 2}" for number in range(5))
+    panels = tuple(Panel(title, "task", "tau", series, names=names) for title in ("one target", "another target"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a layout that does not fit is only warned of
+        drawn = plots.draw(Sheet("s", {}, panels), title="t")
+    width, height = struct.unpack(">II", drawn["png"][16:24])
+    assert 800 < width < 3000
+    assert 800 < height < 3000
+
+
 def test_series_at_one_name_stand_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[float] = []
     marks = plots._marks
@@ -273,7 +290,11 @@ def test_closed_and_open_loops_do_not_share_a_line() -> None:
 
 def test_what_the_records_lack_is_named_and_not_drawn(tmp_path: Path) -> None:
     written = figure_folder.write([cell("vanilla"), cell("dspark", outcome="fail")], tmp_path)
-    assert [name for name, _ in written.missing] == ["Table 1", "tau", *(f"Figure {number}" for number in range(2, 9))]
+    assert [name for name, _ in written.missing] == [
+        "Table 1",
+        "Table 1 drawn",
+        *(f"Figure {number}" for number in range(2, 9)),
+    ]
     assert all(reason for _, reason in written.missing)
     assert written.drawn == ()
     assert {path.name for path in tmp_path.iterdir()} == {"index.html", "comparison.csv", "figures.tex"}

@@ -40,8 +40,16 @@ def sweeps(draw: st.DrawFn) -> dict[str, Any]:
     for _ in range(draw(st.integers(0, 2))):
         used = draw(st.lists(st.sampled_from(sorted(axes)), min_size=1, max_size=2, unique=True))
         rules.append({name: draw(st.sampled_from(axes[name])) for name in used})
+    places = sorted(set(axes) & set(GROUP_AXES))
+    special = []
+    for number in range(draw(st.integers(0, 2)) if places else 0):
+        used = draw(st.lists(st.sampled_from(places), min_size=1, max_size=2, unique=True))
+        named = {name: text(draw(st.sampled_from(axes[name]))) for name in used}
+        setting = draw(st.sampled_from(["num_prompts", "max_new_tokens"]))
+        special.append({**named, "set": {setting: 20 + number}})
     return {
         "axes": axes,
+        "where": special,
         "exclude": [{n: v if not isinstance(v, list) else "+".join(v) for n, v in rule.items()} for rule in rules],
         "base": {"baseline": draw(st.booleans())},
         "repeats": draw(st.integers(1, 3)),
@@ -78,6 +86,15 @@ def expected(document: dict[str, Any]) -> set[tuple[tuple[str, str], ...]]:
     return found
 
 
+def special_settings(document: dict[str, Any], cell: Any) -> tuple[int, int]:
+    """(num_prompts, max_new_tokens) of a cell by brute force."""
+    found = {"num_prompts": 10, "max_new_tokens": 128}
+    for rule in document["where"]:
+        if all(cell.settings[axis] == value for axis, value in rule.items() if axis != "set"):
+            found |= rule["set"]
+    return found["num_prompts"], found["max_new_tokens"]
+
+
 def said_of(cell: Any, axes: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     said = {axis: cell.settings[axis] for axis in axes if axis in cell.settings}
     said["method"] = cell.method.name
@@ -106,6 +123,9 @@ def test_every_combination_once_a_repeat_and_no_cell_twice(document: dict[str, A
         assert {cell.group for cell in group.cells} == {group.key}
         assert len({cell.run.model_copy(update={"methods": ()}).sampling for cell in group.cells}) == 1
         assert group.control is None or group.control.key == group.key
+        asked = {(cell.run.num_prompts, cell.run.max_new_tokens) for cell in group.cells}
+        assert asked == {special_settings(document, cell) for cell in group.cells}
+        assert len(asked) == 1
     order = [group.run.target for group in groups]
     assert len(list(dict.fromkeys(order))) == sum(a != b for a, b in zip([None, *order], order))  # loaded once each
 

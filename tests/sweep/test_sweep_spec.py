@@ -32,6 +32,9 @@ def test_settings_of_some_combinations_are_those_of_all_their_cells() -> None:
         asked = {(cell.run.num_prompts, cell.run.max_new_tokens) for cell in group.cells}
         assert len(asked) == 1, "what is compared was asked the same"
         found[group.run.concurrency, group.run.tasks[0]] = asked.pop()
+    said = build_sweep({"axes": axes, "where": rules}, name="test", sets=["num_prompts=3"])
+    assert {group.run.num_prompts for group in expand(said)} == {3}, "the command line goes before the file"
+    assert {group.run.max_new_tokens for group in expand(said) if group.run.concurrency == 8} == {16}
     plain = RunSpec(methods=(MethodSpec(name="ngram"),)).max_new_tokens
     assert found == {
         (1, "starter-math"): (5, plain),
@@ -75,12 +78,14 @@ def test_settings_of_some_combinations_are_those_of_all_their_cells() -> None:
         ({"exclude": [{"method": "eagle3"}]}, "value of 'method' in [[exclude]]"),
         ({"exclude": [{"seed": 1}]}, "axis in [[exclude]]"),
         ({"exclude": [{}]}, "hold for everything"),
-        ({"where": [{"set": {"seed": 1}}]}, "names no axis"),
+        ({"where": [{"set": {"threads": 1}}]}, "names no axis"),
         ({"axes": LOADS, "where": [{"concurrency": 1}]}, "needs the settings of its cells"),
-        ({"axes": LOADS, "where": [{"concurrency": 3, "set": {"seed": 1}}]}, "value of 'concurrency' in [[where]]"),
-        ({"axes": LOADS, "where": [{"method": "ngram", "set": {"seed": 1}}]}, "axis in [[where]]"),
-        ({"axes": LOADS, "where": [{"concurrency": 1, "set": {"policy": "fixed"}}]}, "would differ in it"),
-        ({"axes": LOADS, "where": [{"concurrency": 1, "set": {"concurrency": 2}}]}, "'concurrency' is given twice"),
+        ({"axes": LOADS, "where": [{"concurrency": 3, "set": {"threads": 1}}]}, "value of 'concurrency' in [[where]]"),
+        ({"axes": LOADS, "where": [{"concurrency": [], "set": {"threads": 1}}]}, "would never hold"),
+        ({"axes": LOADS, "where": [{"seed": 1, "set": {"threads": 1}}]}, "axis in [[where]]"),
+        ({"axes": LOADS, "where": [{"method": "ngram", "set": {"threads": 1}}]}, "in which compared cells differ"),
+        ({"axes": LOADS, "where": [{"concurrency": 1, "set": {"policy": "fixed"}}]}, "cannot be set in [[where]]"),
+        ({"axes": LOADS, "where": [{"concurrency": 1, "set": {"concurrency": 2}}]}, "cannot be set in [[where]]"),
         ({"axes": LOADS, "where": [{"concurrency": 1, "set": {"num_promts": 2}}]}, "did you mean num_prompts"),
         ({"repeats": 0}, "repeats"),
         ({"repeat": 2}, "did you mean repeats"),

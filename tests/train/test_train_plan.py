@@ -56,7 +56,7 @@ PLAN = """
 name = "tiny"
 target = "{target}"
 parts = 2
-seeds = [0, 1]
+seeds = [1, 0]
 [prepare]
 tasks = ["{prompts}"]
 evaluation = ["starter-math"]
@@ -107,7 +107,7 @@ def in_this_process(begun: list[str], *, stop_before: str | None = None) -> Any:
 def test_a_plan_goes_on_after_a_stop_and_lists_every_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_plan(tmp_path)
     begun: list[str] = []
-    monkeypatch.setattr(plans, "run_jobs", in_this_process(begun, stop_before="final-mtp-s0"))
+    monkeypatch.setattr(plans, "run_jobs", in_this_process(begun, stop_before="final-mtp-s1"))
     first = CliRunner().invoke(app, ["train", "plan", str(path), "--out", str(tmp_path / "work"), "--device", "cpu"])
     assert first.exit_code == 130
     assert begun[:3] == ["part-0", "part-1", "check"]
@@ -117,7 +117,7 @@ def test_a_plan_goes_on_after_a_stop_and_lists_every_training(tmp_path: Path, mo
     arguments = ["train", "plan", str(path), "--out", str(tmp_path / "work"), "--device", "cpu"]
     second = CliRunner().invoke(app, [*arguments, "--pack", str(tmp_path / "packed")])
     assert second.exit_code == 0, second.output
-    assert begun[before:] == ["final-mtp-s0", "final-dflash-s1", "final-mtp-s1", "export-dflash", "export-mtp"]
+    assert begun[before:] == ["final-mtp-s1", "final-dflash-s0", "final-mtp-s0", "export-dflash", "export-mtp"]
     document = json.loads((tmp_path / "work" / "runs.json").read_text())
     rows = document["runs"]
     assert [(r["stage"], r["drafter"], r["steps"]) for r in rows] == [
@@ -129,7 +129,7 @@ def test_a_plan_goes_on_after_a_stop_and_lists_every_training(tmp_path: Path, mo
         trained = [r for r in rows if r["drafter"] == name and r["stage"] == "final"]
         assert {r["lr"] for r in trained} == {max(tried, key=lambda lr: (tried[lr], -lr))}
         chosen = [r for r in trained if r["chosen"]]
-        assert [r["seed"] for r in chosen] == [0], "the first seed's, not the luckiest's"
+        assert [r["seed"] for r in chosen] == [1], "the first seed's, not the luckiest's"
         card = json.loads((tmp_path / "work" / "weights" / name / "card.json").read_text())
         assert card["recipe"]["seed"] == chosen[0]["seed"]
     assert len((tmp_path / "work" / "runs.csv").read_text().splitlines()) == 9
@@ -162,9 +162,34 @@ def test_a_folder_of_another_plan_is_refused(tmp_path: Path, monkeypatch: pytest
     assert CliRunner().invoke(app, arguments).exit_code == 130
     recipe = tmp_path / "mtp.toml"
     recipe.write_text(recipe.read_text().replace("soft_ce = 1.0", "soft_ce = 0.5"))
+    assert CliRunner().invoke(app, arguments).exit_code == 130, "data do not depend on recipes"
+    (tmp_path / "work" / "search").mkdir()
+    recipe.write_text(recipe.read_text().replace("soft_ce = 0.5", "soft_ce = 0.25"))
     outcome = CliRunner().invoke(app, arguments)
     assert isinstance(outcome.exception, TrainDataError)
     assert "was begun with recipe mtp" in str(outcome.exception)
+    (tmp_path / "work" / "search").rmdir()
+    path.write_text(path.read_text().replace('name = "tiny"', 'name = "other"'))
+    named = CliRunner().invoke(app, arguments)
+    assert isinstance(named.exception, TrainDataError)
+    assert 'was begun with name = "tiny"' in str(named.exception)
+
+
+def test_weights_of_another_seed_are_not_taken_for_the_first_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_plan(tmp_path)
+    plan = read_plan(str(path))
+    for entry, seed in (("dflash", 1), ("mtp", 0)):
+        folder = tmp_path / "work" / "weights" / entry
+        folder.mkdir(parents=True)
+        (folder / "card.json").write_text(json.dumps({"recipe": {"seed": seed}}))
+    run = plans._Run(plan, plan.check(), tmp_path / "work", 1, "cpu", Silence())
+    outcomes = [plans.Outcome(name, "final", 1e-3, 1, 1.5, f"final/{name}-s1", {}) for name in ("dflash", "mtp")]
+    ours, others = (run.export_job(outcome) for outcome in outcomes)
+    assert ours.done()
+    with pytest.raises(TrainDataError, match="mtp holds the drafter of another seed than 1"):
+        others.done()
 
 
 def test_parts_may_differ_in_size(tmp_path: Path) -> None:
@@ -177,7 +202,7 @@ def test_parts_may_differ_in_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "error", "message"),
     [
-        ("seeds = [0, 1]", "seeds = [1, 1]", ConfigError, "seed 1 is listed twice"),
+        ("seeds = [1, 0]", "seeds = [1, 1]", ConfigError, "seed 1 is listed twice"),
         ("rates = [1e-3, 1e-2]", "rates = []", ConfigError, "search.rates"),
         ("[prepare]", "[prepare]\nseed = 3", ConfigError, "prepare.seed is set by the plan itself"),
         ("[prepare]", "[prepare]\nrow = 3", UnknownNameError, "row"),
@@ -210,7 +235,9 @@ def test_packaged_plans_can_be_read_and_name_packaged_recipes() -> None:
         assert plan.check().keys() == {entry.name for entry in plan.drafters}
         plan.part(0, out=Path("work"), device="cpu")
     listed = CliRunner().invoke(app, ["train", "plan", "list"])
-    assert "smollm2-135m: mtp, eagle3, dflash, dspark, dspark-rnn; 3 rates, 2 seeds" in " ".join(listed.output.split())
+    said = " ".join(listed.output.split())
+    assert "smollm2-135m-gpu smollm2-135m: mtp, eagle3, dflash, dspark, dspark-rnn; 3 rates, 2 seeds" in said
+    assert "smollm2-135m smollm2-135m: mtp, eagle3, dflash, dspark, dspark-rnn; 2 rates, 2 seeds" in said
 
 
 # ------------------------------------------------------------------------------------------------------- processes
