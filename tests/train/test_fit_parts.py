@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_models import tiny_llama_dir
 from support_training import METHODS, MemoryStore, bound, memory_store, recipe, trained_target, view_of
+from torch import Tensor
 
 from specbench import registry
 from specbench.api import TrainLoss
@@ -339,3 +340,27 @@ def test_fresh_weights_come_from_the_seed_alone(method: str) -> None:
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
     assert not torch.equal(one["layers.0.mlp.up_proj.weight"], third["layers.0.mlp.up_proj.weight"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rounds_of_one_draft_teach_the_first_slot_alone(method: str) -> None:
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    for drafts in (1, 3):
+        wanted = recipe(method, phases=[{"steps": 1, "sequences": 4, "drafts": drafts}])
+        made = bound(MODEL, STORE, wanted)
+        plan = Sampler(wanted, STORE, drafts=made.trainable.drafts).plan(0)
+        batch = load_batch(STORE, plan, taps=made.trainable.taps, hidden_size=made.view.hidden_size, device="cpu")
+        counts = made.trainable.counts(batch)
+        loss = made.trainable.loss(batch, counts=counts)
+        loss.total.backward()
+        assert counts.shape == (2, drafts)
+        assert float(sum(loss.terms.values())) == pytest.approx(float(loss.total.detach()), rel=1e-5)
+        gradients = [p.grad for p in made.trainable.module.parameters() if p.grad is not None]
+        assert all(torch.isfinite(g).all() for g in gradients)
+        assert sum(float(g.abs().sum()) for g in gradients) > 0
+        assert loss.accept.shape == loss.supervised.shape == (plan.num_anchors, drafts)
+        found[drafts] = (loss.supervised[:, 0], loss.accept[:, 0])
+    assert found[1][0].sum() > 20
+    assert torch.equal(found[1][0], found[3][0])
+    if method in ("mtp", "eagle3"):  # each draft of a chain is made from those before; a block's see each other
+        torch.testing.assert_close(found[1][1], found[3][1], atol=1e-5, rtol=1e-4)
