@@ -149,6 +149,10 @@ def features(
 @app.command("check")
 def check(
     data: Annotated[list[Path], Option("--data", help="Folder of `train prepare`; repeatable.")],
+    features: Annotated[
+        list[Path] | None,
+        Option("--features", help="Features of each --data: what repeats a held-out prompt is left out there."),
+    ] = None,
     evaluation: Annotated[
         list[str] | None,
         Option(
@@ -163,12 +167,14 @@ def check(
     from specbench.resolve import rich_step
     from specbench.train.check import check_answers
 
-    found = check_answers(data, evaluation=evaluation, screen=Terminal(), step=rich_step)
+    found = check_answers(data, features=features or (), evaluation=evaluation, screen=Terminal(), step=rich_step)
     shares = ", ".join(f"{domain} {tokens:,}" for domain, tokens in found.by_domain.items())
     typer.echo(
         f"{found.conversations:,} conversations ({found.heldout:,} held out), {found.target_tokens:,} target tokens "
         f"({found.greedy_tokens:,} greedy; {shares})"
     )
+    for repeat in found.left_out[:20]:
+        typer.echo(f"left out of training: {repeat}")
     for fault in found.faults[:20]:
         typer.echo(f"fault: {fault}")
     if found.faults:

@@ -1,4 +1,8 @@
-"""Proof that answers may be trained on: no evaluation prompt among them, no held-out prompt among the trained ones."""
+"""Proof that answers may be trained on: no evaluation prompt among them, no held-out prompt among the trained ones.
+
+Parts that were written apart may hold nearly the same prompt on both sides of the split. Where their features are
+named, the trained one is left out there.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench.errors import TrainDataError
 from specbench.resolve import silent_step
 from specbench.session import Step
 from specbench.train.dedup import NearDuplicates, prompt_text, text_hash
@@ -15,6 +20,7 @@ from specbench.train.manifest import read_manifest
 from specbench.train.progress import Screen, Silence
 from specbench.train.shards import ANSWERS_VERSION, check_file, read_token_shard
 from specbench.train.sources import Evaluation, load_evaluation
+from specbench.train.store import leave_out
 from specbench.types import Prompt
 
 _COLUMNS = ("conversation", "domain", "system", "turns", "prompt_hash", "heldout", "temperature", "loss_mask")
@@ -30,19 +36,26 @@ class Findings:
     greedy_tokens: int
     by_domain: dict[str, int]
     faults: tuple[str, ...]
+    left_out: tuple[str, ...] = ()  # conversations, and why
 
 
 def check_answers(
     folders: Sequence[Path],
     *,
+    features: Sequence[Path] = (),
     evaluation: Sequence[str] | None = None,
     screen: Screen | None = None,
     step: Step = silent_step,
 ) -> Findings:
     """Read all shards again and compare every prompt with the evaluation tasks and with the other side of the split.
 
-    Errors: TrainDataError when a shard is absent or damaged; TaskError when a named evaluation task cannot be had.
+    ``features`` are the stores of ``folders``, in their order: what repeats a held-out prompt is left out there.
+
+    Errors: TrainDataError when a shard is absent or damaged, or the features are not those of the answers; TaskError
+    when a named evaluation task cannot be had.
     """
+    if features and len(features) != len(folders):
+        raise TrainDataError(f"{len(folders)} folders of answers and {len(features)} of features; name one for each")
     screen = screen or Silence()
     with step("reading evaluation tasks"):
         kept_out = load_evaluation(evaluation)
@@ -50,10 +63,16 @@ def check_answers(
         rows = [row for folder in folders for row in _rows(folder)]
     faults = _unknown_tasks(folders, kept_out)
     faults += _from_evaluation(rows, kept_out)
-    faults += _across_split(rows)
+    faults += _wrong_hashes(rows)
+    repeats = _across_split(rows)
+    for folder, store in zip(folders, features):
+        mine = [row for row in rows if row["folder"] == str(folder)]
+        numbers = [number for number, row in enumerate(mine) if (row["folder"], row["conversation"]) in repeats]
+        leave_out(store, numbers, rows=len(mine))
     domains: Counter[str] = Counter()
     for row in rows:
         domains[row["domain"]] += row["target_tokens"]
+    told = tuple(repeats.values())
     kept = ", ".join(f"{name} ({task['prompts']})" for name, task in kept_out.tasks.items())
     screen.say(f"compared with the prompts of {kept}")
     return Findings(
@@ -62,7 +81,8 @@ def check_answers(
         target_tokens=sum(row["target_tokens"] for row in rows),
         greedy_tokens=sum(row["target_tokens"] for row in rows if row["temperature"] == 0),
         by_domain=dict(sorted(domains.items())),
-        faults=tuple(faults),
+        faults=(*faults, *(() if features else told)),
+        left_out=told if features else (),
     )
 
 
@@ -100,24 +120,30 @@ def _from_evaluation(rows: Sequence[dict[str, Any]], kept_out: Evaluation) -> li
     return faults
 
 
-def _across_split(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Hashes that are not those of their text, and held-out prompts that a trained one repeats or nearly repeats."""
-    faults = []
+def _wrong_hashes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    wrong = [row for row in rows if text_hash(prompt_text(_prompt(row))) != row["prompt_hash"]]
+    return [f"{row['conversation']}: its prompt's hash is that of another text" for row in wrong]
+
+
+def _across_split(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
+    """Trained conversations, by folder and name, that repeat or nearly repeat a held-out prompt; what they repeat."""
     heldout = NearDuplicates()
     names: list[str] = []
-    sides: dict[str, bool] = {}
+    hashes = {row["prompt_hash"] for row in rows if row["heldout"]}
     for row in rows:
-        text = prompt_text(_prompt(row))
-        if text_hash(text) != row["prompt_hash"]:
-            faults.append(f"{row['conversation']}: its prompt's hash is that of another text")
-        if sides.setdefault(row["prompt_hash"], row["heldout"]) != row["heldout"]:
-            faults.append(f"{row['conversation']}: its prompt is on both sides of the split")
-        if row["heldout"] and heldout.add(text) is None:
+        if row["heldout"] and heldout.add(prompt_text(_prompt(row))) is None:
             names.append(row["conversation"])
+    repeats = {}
     for row in rows:
         if row["heldout"]:
             continue
         found = heldout.find(prompt_text(_prompt(row)))
-        if found is not None:
-            faults.append(f"{row['conversation']} nearly repeats {names[found]}, which is held out")
-    return faults
+        same = row["prompt_hash"] in hashes
+        if same or found is not None:
+            name = row["conversation"]
+            repeats[row["folder"], name] = (
+                f"{name}: its prompt is on both sides of the split"
+                if same or found is None
+                else f"{name} nearly repeats {names[found]}, which is held out"
+            )
+    return repeats

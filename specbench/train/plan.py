@@ -215,6 +215,7 @@ class _Run:
         mark = self.out / "data" / f"checked-{fingerprint(manifests)[:16]}"
         evaluation = self.plan.prepare.get("evaluation") or ()
         arguments = ["train", "check", *[part for folder in folders for part in ("--data", str(folder))]]
+        arguments += [part for folder in folders for part in ("--features", str(folder.parent / "features"))]
         arguments += [part for task in evaluation for part in ("--evaluation", str(task))]
         return Job("check", (*arguments, "--mark", str(mark)), self._has(mark))
 

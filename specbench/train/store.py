@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench.errors import ConfigError, TrainDataError, unknown_name
-from specbench.train.manifest import fingerprint, read_manifest, sha256_file
+from specbench.train.manifest import fingerprint, read_manifest, sha256_file, write_manifest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 STORE_VERSION = 1
 SPLITS = ("train", "heldout")
+LEFT_OUT = "left_out"
 # Of every shard: one entry a token, except for the last two, which have one entry a sequence.
 ARRAYS = {
     "token_ids": np.dtype(np.int32),
@@ -130,12 +131,12 @@ class FeatureStore:
     ``token_ids`` [T] int32, ``loss_mask`` [T] bool, ``hidden`` [T, m * d] and ``last_hidden`` [T, d] as bfloat16 bit
     patterns in uint16, ``log_normaliser`` [T] float32: index them with slices or index arrays. ``sequences`` [N + 1]
     are the row starts, ``taps`` the tapped boundaries in order (`specbench.types.Taps`), ``meta`` the manifest (the
-    first one's, and the others' content under "joined").
+    first one's, and the others' content under "joined"). What a manifest lists as ``left_out`` is in no split.
     """
 
     def __init__(self, parts: Sequence[tuple[Path, dict[str, Any]]]) -> None:
         (first, manifest), others = parts[0], parts[1:]
-        self.meta = {key: value for key, value in manifest.items() if key != "shards"}
+        self.meta = {key: value for key, value in manifest.items() if key not in ("shards", LEFT_OUT)}
         for folder, other in others:
             _check_alike(manifest, other, folders=(first, folder))
         if others:
@@ -150,6 +151,9 @@ class FeatureStore:
         self.log_normaliser = arrays["log_normaliser"]
         self.sequences = np.concatenate([[0], np.cumsum(arrays["lengths"][:])]).astype(np.int64)
         self._heldout: NDArray[Any] = np.asarray(arrays["heldout"][:])
+        self._left_out = _left_out([m for _, m in parts])
+        if len(self._left_out):
+            self.meta[LEFT_OUT] = self._left_out.tolist()
         if self.sequences[-1] != len(self.token_ids):
             raise TrainDataError(f"{first}: its sequences do not add up to its tokens; delete it and make it again")
 
@@ -192,7 +196,7 @@ class FeatureStore:
 
     def split(self, name: str) -> NDArray[np.int64]:
         """Sequence numbers of "train" or "heldout", ascending. Errors: UnknownNameError."""
-        return split_of(self._heldout, name)
+        return np.setdiff1d(split_of(self._heldout, name), self._left_out)
 
     def gather(self, sequences: Sequence[int], *, device: str = "cpu") -> FeatureBatch:
         """The named sequences, in that order, as tensors."""
@@ -227,6 +231,31 @@ def _map(folder: Path, shard: dict[str, Any], name: str) -> NDArray[Any]:
             "delete the shard's folder and run `specbench train features` again"
         )
     return found
+
+
+def _left_out(manifests: Sequence[dict[str, Any]]) -> NDArray[np.int64]:
+    """Numbers, over all stores, of the sequences that their manifests leave out."""
+    counts = [sum(int(shard["sequences"]) for shard in manifest["shards"]) for manifest in manifests]
+    firsts = np.concatenate([[0], np.cumsum(counts)])
+    found = [int(first) + int(k) for first, m in zip(firsts, manifests) for k in m.get(LEFT_OUT, ())]
+    return np.array(sorted(found), dtype=np.int64)
+
+
+def leave_out(folder: Path, numbers: Sequence[int], *, rows: int) -> None:
+    """Have sequences of a finished store in no split. ``rows`` is how many the answers have that it was made from.
+
+    Errors: TrainDataError when it is not a finished store of as many sequences.
+    """
+    manifest = read_manifest(folder, kind="features", version=STORE_VERSION)
+    held = sum(int(shard["sequences"]) for shard in manifest["shards"])
+    if not manifest["complete"] or held != rows:
+        raise TrainDataError(
+            f"{folder} holds {held} finished sequences where the answers have {rows}; name the features of these "
+            "answers, in the order of --data"
+        )
+    wanted = sorted(int(k) for k in numbers)
+    if manifest.get(LEFT_OUT, []) != wanted:
+        write_manifest(folder, {**manifest, LEFT_OUT: wanted})
 
 
 def _content(manifest: dict[str, Any]) -> str:

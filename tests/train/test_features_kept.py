@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-from support_answers import prompt_file, run_prepare
+from support_answers import prompt_file, read_rows, run_prepare
 from support_kill import exists, killed_when, run_here
 from support_models import tiny_llama_dir
 from support_targets import SMALL, tiny_model
@@ -19,8 +21,11 @@ from specbench.engine.scheduler import Scheduler
 from specbench.engine.sequence import Sequence
 from specbench.engine.target import Target
 from specbench.errors import ConfigError, TrainDataError
+from specbench.train.bind import data_hash
 from specbench.train.capture import HeadNormaliser, StateKeeper
+from specbench.train.check import check_answers
 from specbench.train.features import FeatureForward, make_features
+from specbench.train.shards import write_token_shard
 from specbench.train.spec import FeaturesSpec, PrepareSpec
 from specbench.train.store import FeatureStore
 
@@ -52,6 +57,38 @@ def test_kept_states_are_those_of_a_second_pass(made: Path) -> None:
             torch.testing.assert_close(a[:-1], b[:-1], atol=2e-2, rtol=2e-2)
         assert not mine.hidden[-1].any()
         assert not mine.last_hidden[-1].any()
+
+
+def test_what_repeats_a_held_out_prompt_of_another_part_is_left_out(made: Path, tmp_path: Path) -> None:
+    manifest = json.loads((made / "answers" / "manifest.json").read_text())
+    rows = read_rows(made / "answers", manifest)
+    one = next(row for row in rows if not row.heldout)
+    other = tmp_path / "answers"
+    other.mkdir()
+    entry = write_token_shard(other / "answers-00000.parquet", [replace(one, conversation="own/again", heldout=True)])
+    (other / "manifest.json").write_text(json.dumps({**manifest, "shards": [{**entry, "prompts": 1, "skipped": {}}]}))
+    make_features(
+        FeaturesSpec(data=(other,), out=tmp_path / "two", target=str(made / "tiny-llama"), taps=(0, 2), threads=1)
+    )
+    shutil.copytree(made / "features", tmp_path / "one")
+    parts, stores = [other, made / "answers"], [tmp_path / "two", tmp_path / "one"]
+    assert len(check_answers(parts, evaluation=["starter-math"]).faults) == 1
+    before = FeatureStore.open(*stores)
+    for _ in range(2):  # again, it finds the same
+        found = check_answers(parts, features=stores, evaluation=["starter-math"])
+        assert found.faults == ()
+        assert found.left_out == (f"{one.conversation}: its prompt is on both sides of the split",)
+        after = FeatureStore.open(*stores)
+        gone = {1 + number for number, row in enumerate(rows) if row.conversation == one.conversation}
+        assert set(before.split("train")) - set(after.split("train")) == gone
+        assert list(after.split("heldout")) == list(before.split("heldout"))
+    assert after.meta["left_out"] == sorted(gone)
+    assert data_hash(after) != data_hash(before)
+    assert data_hash(FeatureStore.open(tmp_path / "two")) == data_hash(FeatureStore.open(*stores[:1]))
+    with pytest.raises(TrainDataError, match="in the order of --data"):
+        check_answers(parts, features=stores[::-1], evaluation=["starter-math"])
+    with pytest.raises(TrainDataError, match="name one for each"):
+        check_answers(parts, features=stores[:1], evaluation=["starter-math"])
 
 
 def test_keeping_changes_no_answer(made: Path) -> None:

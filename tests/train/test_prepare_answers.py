@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,18 @@ def test_what_the_check_finds(made: tuple[Path, dict[str, Any], list[TokenRow]],
     bad = tmp_path / "bad"
     bad.mkdir()
     one = next(row for row in rows if not row.heldout)
-    other = {f: getattr(one, f) for f in one.__dataclass_fields__}
-    entry = write_token_shard(bad / "answers-00000.parquet", [one, TokenRow(**{**other, "heldout": True})])
+    near = f"{one.turns[0]} !"
+    held = replace(one, heldout=True)
+    odd = replace(one, conversation="own/near", turns=(near,), prompt_hash=text_hash(near))
+    wrong = replace(one, conversation="own/wrong", turns=("Something quite different is asked for here.",))
+    entry = write_token_shard(bad / "answers-00000.parquet", [one, held, odd, wrong])
     (bad / "manifest.json").write_text(json.dumps({**manifest, "shards": [entry]}))
-    faults = check_answers([bad], evaluation=["starter-math"]).faults
-    assert [f for f in faults if "both sides" in f]
-    assert [f for f in faults if "nearly repeats" in f]
+    assert check_answers([bad], evaluation=["starter-math"]).faults == (
+        "own/wrong: its prompt's hash is that of another text",
+        f"{one.conversation}: its prompt is on both sides of the split",
+        f"own/near nearly repeats {one.conversation}, which is held out",
+        "own/wrong: its prompt is on both sides of the split",
+    )
 
 
 def test_evaluation_prompts_are_refused(tmp_path: Path) -> None:
