@@ -14,6 +14,7 @@ from specbench.cli import (
     frontier,
     inspect,
     leaderboard,
+    loads,
     profile,
     quality,
     recommend,
@@ -48,6 +49,7 @@ app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 app.command("compare")(compare.compare)
 app.command("frontier")(frontier.frontier)
+app.command("loads")(loads.loads)
 app.command("sla")(sla.sla)
 app.command("quality")(quality.quality)
 app.command("recommend")(recommend.recommend)

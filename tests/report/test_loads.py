@@ -1,0 +1,109 @@
+"""Policies beside the best fixed length at one load: by hand, paired by repeat, and refusals."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy.special import stdtrit
+from support_records import KEY, make_record
+from typer.testing import CliRunner
+
+from specbench.cli.main import app
+from specbench.errors import RecordError
+from specbench.records import store
+from specbench.records.schema import EstimateRow, Record
+from specbench.report.loads import at_loads, loads_table
+
+
+def cell(policy: str | None, users: int, rate: float, *, repeat: int = 0, budget: float = 1.0, **fields: Any) -> Record:
+    """A run of dspark:7 under a policy, or of plain decoding where there is none."""
+    key = deepcopy(KEY)
+    key["load"], key["timing"]["row_limit"] = f"closed:{users}", users
+    key["prompt_set"]["count"] = 6 * users
+    rows = [("steady_tokens_per_s", rate, {}), ("verification_budget", budget, {})]
+    rows += [("tokens_per_s_user", rate / users, {"stat": "mean"})]
+    estimates = [
+        EstimateRow(metric=name, value=value, unit="tokens/s", n=9, n_of="requests", scope=scope)
+        for name, value, scope in rows
+    ]
+    plain: dict[str, Any] = {"method": "vanilla", "draft_length": 0, "drafter": None}
+    drafting: dict[str, Any] = {"method": "dspark", "draft_length": 7}
+    spec = {"concurrency": users, "temperature": 0.0, "seed": 0, "tasks": ["a"], "policy": policy or "fixed"}
+    more = {**(plain if policy is None else drafting), "estimates": estimates, **fields}
+    provenance = {"git_sha": "f" * 40, "git_dirty": False, "sweep": {"repeat": repeat}}
+    created = f"2026-01-02T03:04:{repeat:02}Z"
+    return make_record(key=key, spec=spec, provenance=provenance, created=created, **more)
+
+
+RATES: dict[str | None, list[float]] = {
+    None: [100.0, 104.0, 96.0],
+    "fixed:1": [110.0, 112.0, 102.0],
+    "fixed:7": [80.0, 84.0, 79.0],
+    "load-aware": [112.0, 116.0, 103.0],
+}
+
+
+def sweep(users: int = 8, rates: dict[str | None, list[float]] = RATES) -> list[Record]:
+    return [
+        cell(policy, users, rate, repeat=n, budget=2.5) for policy, held in rates.items() for n, rate in enumerate(held)
+    ]
+
+
+def test_a_policy_is_held_against_the_best_fixed_length_repeat_by_repeat() -> None:
+    (found,), notes = at_loads(list(reversed(sweep())))
+    assert notes == []
+    assert [row.label for row in found.rows] == ["dspark:7 load-aware", "dspark:7 fixed:1", "vanilla", "dspark:7"]
+    assert found.best.label == "dspark:7 fixed:1"
+    ours, theirs = RATES["load-aware"], RATES["fixed:1"]
+    row = found.rows[0]
+    logs = np.log(np.array(ours) / np.array(theirs))
+    half = stdtrit(2, 0.975) * logs.std(ddof=1) / np.sqrt(3)
+    assert row.ratio.value == pytest.approx(np.mean(ours) / np.mean(theirs))
+    assert (row.ratio.low, row.ratio.high) == pytest.approx(tuple(np.exp([logs.mean() - half, logs.mean() + half])))
+    assert row.budget == 2.5
+    assert row.throughput.value == pytest.approx(np.mean(ours))
+    assert len(row.run_ids) == 3
+
+
+def test_repeats_are_paired_by_number_and_not_by_their_order() -> None:
+    records = sweep()
+    late = [record for record in records if record.provenance["sweep"]["repeat"] != 0 or record.method == "vanilla"]
+    (found,), _ = at_loads(late)
+    row = next(row for row in found.rows if row.label == "dspark:7 fixed:1")
+    assert row.best
+    plain = next(row for row in found.rows if row.label == "vanilla")
+    assert plain.ratio.n == 2, "its first repeat has no partner"
+
+
+def test_plain_decoding_may_be_the_best_and_loads_have_their_own() -> None:
+    light, heavy = dict(RATES), {**RATES, None: [140.0, 143.0, 139.0]}
+    found, _ = at_loads([*sweep(64, heavy), *sweep(2, light)])
+    assert [(one.load, one.best.label) for one in found] == [("closed:2", "dspark:7 fixed:1"), ("closed:64", "vanilla")]
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(loads_table(found))
+    text = console.export_text()
+    assert "vanilla *" in text
+    assert "dspark:7 load-aware: least ratio" in text
+    assert "above 1 at" in text
+
+
+def test_what_cannot_be_compared_is_noted_or_refused(tmp_path: Path) -> None:
+    lonely = cell("load-aware", 4, 50.0)
+    found, notes = at_loads([*sweep(), lonely])
+    assert len(found) == 1
+    assert notes == [f"run {lonely.run_id} (dspark:7 load-aware): no fixed length was run beside it"]
+    with pytest.raises(RecordError, match="nothing to compare at a load"):
+        at_loads([lonely])
+    store.write(tmp_path, lonely)
+    refused = CliRunner().invoke(app, ["loads", str(tmp_path)])
+    assert isinstance(refused.exception, RecordError)
+    for record in sweep():
+        store.write(tmp_path, record)
+    shown = CliRunner().invoke(app, ["loads", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert "dspark:7 fixed:1 *" in shown.output
