@@ -7,13 +7,13 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-_NAME = "A record's file, a run id (or its beginning), or a folder."
+_NAME = "A record's file, a run id (or its beginning), a folder, or a method of --in, as dspark:7."
 
 
 def compare(
     first: Annotated[str, Argument(metavar="A", help=_NAME)],
     second: Annotated[str, Argument(metavar="B", help=_NAME)],
-    folder: Annotated[Path, Option("--in", help="Where to look run ids up.")] = Path("runs"),
+    folder: Annotated[Path, Option("--in", help="Where to look run ids and methods up.")] = Path("runs"),
     timings: Annotated[
         bool, Option("--timings/--no-timings", help="Compare times too; the machines must agree then.")
     ] = True,

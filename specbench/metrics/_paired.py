@@ -147,6 +147,51 @@ def contrasts(matched: Matched, *, timings: bool) -> list[Contrast]:
     return [each for each in found if each is not None]
 
 
+def macro_tau(matched: Sequence[Matched]) -> Contrast | None:
+    """The mean over tasks of tau in both arms, the pairs of one task in each of ``matched``; None without pairs in one.
+
+    Intervals are over prompts of all tasks, resampled together, the same ones in both arms.
+    """
+    figure = FIGURES[0]
+    tables = [_table(figure, one) for one in matched]
+    if not all(len(table) for table, _, _ in tables):
+        return None
+    rows = sum(len(table) for table, _, _ in tables)
+    wide, cluster = np.zeros((rows, 4 * len(tables))), np.zeros(rows, dtype=np.int64)
+    start = shift = 0
+    for number, (table, own, _) in enumerate(tables):
+        here = slice(start, start + len(table))
+        wide[here, 4 * number : 4 * number + 4] = table
+        cluster[here] = own + shift
+        start, shift = here.stop, shift + int(own.max()) + 1
+    sums = cluster_sums(cluster, *wide.T)
+
+    def means(totals: Floats) -> tuple[Floats, Floats]:
+        one, other = (totals[:, k::4] / totals[:, k + 1 :: 4] for k in (0, 2))
+        return one.mean(axis=1), other.mean(axis=1)
+
+    def estimate(unit: str, function: Callable[[Floats, Floats], Floats]) -> Estimate:
+        value = float(function(*means(sums.sum(axis=0, keepdims=True)))[0])
+        bounds = interval(sums, lambda totals: function(*means(totals)))
+        low, high = bounds if bounds is not None else (None, None)
+        named = PAIRED if bounds is not None else None
+        return Estimate(figure.metric, value, unit, rows, "requests in both arms", scope, low, high, named)
+
+    scope = (("mean", f"over {len(tables)} tasks"),)
+    first, second = (float(each[0]) for each in means(sums.sum(axis=0, keepdims=True)))
+    return Contrast(
+        metric=figure.metric,
+        scope=scope,
+        unit=figure.unit,
+        first=first,
+        second=second,
+        difference=estimate(figure.unit, lambda a, b: b - a),
+        ratio=estimate("ratio", lambda a, b: b / a),
+        difference_runs=None,
+        ratio_runs=None,
+    )
+
+
 def _table(figure: Figure, matched: Matched) -> tuple[Floats, Ints, Ints]:
     """[M, 4] tops and bottoms of both arms for the pairs that define the figure in both, their clusters and runs."""
     rows: list[tuple[float, float, float, float]] = []

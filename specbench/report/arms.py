@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,20 @@ from specbench.records import keys, store
 from specbench.records.schema import Record, digest
 from specbench.report.series import family_key
 from specbench.report.tables import method_label
+
+_METHOD = re.compile(r"[a-z][a-z0-9-]*(:\d+( [a-z][a-z0-9-]*(:\S+)?)?)?")
+
+
+def policy_of(record: Record) -> str:
+    """The verification policy as users write it."""
+    return str(record.spec.get("policy") or "fixed")
+
+
+def full_label(record: Record) -> str:
+    """``dspark:7``, with the policy where it is not the plain one."""
+    policy = policy_of(record)
+    label = method_label(record)
+    return label if policy in ("fixed", f"fixed:{record.draft_length}") else f"{label} {policy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +51,7 @@ class Arm:
     @property
     def label(self) -> str:
         """``ngram:5``, with the policy where it is not the plain one."""
-        policy = str(self.record.spec.get("policy") or "fixed")
-        label = method_label(self.record)
-        return label if policy.partition(":")[0] == "fixed" else f"{label} {policy}"
+        return full_label(self.record)
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -58,23 +71,31 @@ class Found:
 
 
 def find_arms(name: str, *, folder: Path) -> Found:
-    """The rows behind a record's file, a run id in ``folder`` (or its beginning), or a folder.
+    """The rows behind a record's file, a run id in ``folder`` (or its beginning), a folder, or a method of ``folder``.
 
-    Runs that failed or left no rounds are noted and left out. Errors: RecordError when nothing usable is there.
+    A method is named with its draft length and policy, as in ``dspark:7`` or ``dspark:7 load-aware``. Runs that failed
+    or left no rounds are noted and left out. Errors: RecordError when nothing usable is there.
     """
     given, notes = Path(name), []
+    wanted: str | None = None
     if given.is_dir():
         paths = store.record_files(given)
+    elif given.suffix == ".json" or given.is_file():
+        paths = [given]
+    elif _METHOD.fullmatch(name) and set(name) - set("0123456789abcdef"):
+        paths, wanted = store.record_files(folder), name
     else:
-        paths = [given if given.suffix == ".json" or given.is_file() else store.find(folder, name)]
+        paths = [store.find(folder, name)]
     rows: dict[str, list[Run]] = {}
     for path in paths:
         try:
             record = store.read(path)
         except RecordError as error:
-            if not given.is_dir():
+            if len(paths) == 1:
                 raise
             notes.append(f"left out: {error}")
+            continue
+        if wanted is not None and full_label(record) != wanted:
             continue
         if record.status != "ok" or record.rounds is None:
             why = record.error.message if record.error is not None else "it left no rounds"
@@ -83,7 +104,8 @@ def find_arms(name: str, *, folder: Path) -> Found:
         rows.setdefault(row_key(record), []).append(Run(record, path.parent))
     if not rows:
         reason = f": {notes[0]}" if notes else ""
-        raise RecordError(f"{name} holds no finished run{reason}; name a record, a run id or a folder with records")
+        where = f"{folder} holds no finished run of {name}" if wanted is not None else f"{name} holds no finished run"
+        raise RecordError(f"{where}{reason}; name a record, a run id, a folder with records, or a method as dspark:7")
     arms = [Arm(tuple(sorted(runs, key=lambda run: (run.record.created, run.record.run_id)))) for runs in rows.values()]
     return Found(name, tuple(sorted(arms, key=lambda arm: arm.place)), tuple(notes))
 
@@ -123,11 +145,13 @@ def paired_arms(first: Found, second: Found) -> tuple[list[tuple[Arm, Arm]], lis
     """Which row is compared with which, and notes on those without a partner.
 
     One row on each side is a pair, whatever the methods; else rows are paired by method, policy, load, tasks and
-    sampling. Errors: RecordError when no row has a partner, or more than one.
+    sampling, without method and policy where each side has one only. Errors: RecordError when no row has a partner, or
+    more than one.
     """
     if len(first.arms) == len(second.arms) == 1:
         return [(first.arms[0], second.arms[0])], []
-    ours, theirs = _by_place(first), _by_place(second)
+    single = all(len({arm.label for arm in found.arms}) == 1 for found in (first, second))
+    ours, theirs = (_by_place(found, whole=not single) for found in (first, second))
     pairs = [(arm, theirs[place]) for place, arm in ours.items() if place in theirs]
     if not pairs:
         raise RecordError(
@@ -140,10 +164,10 @@ def paired_arms(first: Found, second: Found) -> tuple[list[tuple[Arm, Arm]], lis
     return pairs, [f"no partner for {arm.label} at {arm.place[1]} of {name}" for name, arm in alone]
 
 
-def _by_place(found: Found) -> dict[tuple[str, str, str], Arm]:
-    rows: dict[tuple[str, str, str], Arm] = {}
+def _by_place(found: Found, *, whole: bool) -> dict[tuple[str, ...], Arm]:
+    rows: dict[tuple[str, ...], Arm] = {}
     for arm in found.arms:
-        other = rows.setdefault(arm.place, arm)
+        other = rows.setdefault(arm.place if whole else arm.place[1:], arm)
         if other is not arm:
             differ = keys.row_differences(other.record, arm.record)
             raise RecordError(

@@ -11,6 +11,7 @@ from specbench.records.schema import EstimateRow
 from specbench.report import curves, numbers
 from specbench.report import entries as rows
 from specbench.report import paper_values as paper
+from specbench.report.arms import policy_of
 from specbench.report.entries import Entry, Measured, bucket
 from specbench.report.figures import acceptance_rate, threshold
 from specbench.report.frontier import frontier
@@ -165,7 +166,7 @@ def _apart(value: PaperValue, entry: Entry, row: EstimateRow | None) -> list[str
     if value.temperature is not None and temperature != value.temperature:
         found.append(f"temperature: {temperature}, not {value.temperature:g}")
     if value.quantity == "acceptance_highest":
-        found.append(f"policy: {rows.policy_of(record)}, the paper's threshold is not carried over here")
+        found.append(f"policy: {policy_of(record)}, the paper's threshold is not carried over here")
     if value.load is not None:
         found.append(f"load: {record.comparability.get('load')}, not {value.load}")
     return found

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from specbench.errors import RecordError
 from specbench.metrics._identities import check_identities
-from specbench.metrics._paired import Contrast, contrasts, match
+from specbench.metrics._paired import Contrast, Matched, contrasts, macro_tau, match
 from specbench.records import keys, store
 from specbench.records.schema import EstimateRow
 from specbench.report import numbers
@@ -45,7 +45,9 @@ class Comparison:
 
 
 def compare(first: str, second: str, *, folder: Path, timings: bool = True) -> list[Comparison]:
-    """Compare what two names stand for (records, run ids in ``folder``, or folders); one result a pair of rows.
+    """Compare what two names stand for: records, run ids or methods in ``folder``, or folders; a result a pair of rows.
+
+    Rows that differ in the task alone are followed by the mean of their accepted lengths.
 
     ``timings`` False leaves out what depends on the machine, and then the machines may differ. Errors: RecordError
     when rows disagree on what must agree, naming it, or share no request.
@@ -54,10 +56,32 @@ def compare(first: str, second: str, *, folder: Path, timings: bool = True) -> l
     pairs, notes = paired_arms(ours, theirs)
     runs = [_checked_runs(one, other, timings=timings) for one, other in pairs]  # all, before anything is read
     remarks = [*ours.notes, *theirs.notes, *notes]
-    return [
+    made = [
         _compared(*arms, *found, timings=timings, notes=remarks if not index else [])
         for index, (arms, found) in enumerate(zip(pairs, runs))
     ]
+    return [found for found, _ in made] + _over_tasks(pairs, made)
+
+
+def _over_tasks(pairs: Sequence[tuple[Arm, Arm]], made: Sequence[tuple[Comparison, Matched]]) -> list[Comparison]:
+    """The mean over tasks of each set of rows that differ in the task alone, where there are several."""
+    sets: dict[tuple[str, ...], list[tuple[str, Comparison, Matched]]] = {}
+    for (one, other), (found, matched) in zip(pairs, made):
+        names = [str(name) for name in one.record.spec.get("tasks") or ()]
+        if len(names) == 1:
+            sampling = [str(one.record.spec.get(name)) for name in ("temperature", "top_p", "top_k", "max_new_tokens")]
+            place = (one.label, other.label, found.load, *sampling)
+            sets.setdefault(place, []).append((names[0], found, matched))
+    macros = []
+    for members in sets.values():
+        contrast = macro_tau([matched for _, _, matched in members]) if len(members) > 1 else None
+        if contrast is not None:
+            first = members[0][1]
+            runs = tuple(pair for _, found, _ in members for pair in found.runs)
+            count = sum(found.requests for _, found, _ in members)
+            note = f"mean over {', '.join(sorted(name for name, _, _ in members))}"
+            macros.append(Comparison(first.first, first.second, first.load, runs, count, (contrast,), (note,)))
+    return macros
 
 
 def check_comparable(first: Run, second: Run, *, timings: bool) -> None:
@@ -91,7 +115,7 @@ def _checked_runs(first: Arm, second: Arm, *, timings: bool) -> tuple[list[tuple
 def _compared(
     first: Arm, second: Arm, pairs: Sequence[tuple[Run, Run]], remarks: Sequence[str], *, timings: bool,
     notes: Sequence[str],
-) -> Comparison:  # fmt: skip
+) -> tuple[Comparison, Matched]:  # fmt: skip
     remarks = list(remarks)
     matched = match([_trace(one) for one, _ in pairs], [_trace(other) for _, other in pairs])
     if not matched.pairs:
@@ -106,7 +130,7 @@ def _compared(
         reasons = keys.obstacles(arm.record)
         if reasons:
             remarks.append(f"{arm.label} cannot be ranked: {'; '.join(reasons)}")
-    return Comparison(
+    found = Comparison(
         first=first.label,
         second=second.label,
         load=first.place[1],
@@ -115,6 +139,7 @@ def _compared(
         contrasts=tuple(contrasts(matched, timings=timings)),
         notes=(*notes, f"drafts a cycle: {first.record.draft_length} against {second.record.draft_length}", *remarks),
     )
+    return found, matched
 
 
 def _trace(run: Run) -> RunTrace:

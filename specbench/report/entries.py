@@ -16,6 +16,7 @@ import numpy as np
 from specbench.metrics._resampled import run_to_run
 from specbench.records import keys
 from specbench.records.schema import EstimateRow, Record, digest
+from specbench.report.arms import policy_of
 from specbench.report.board import Estimates, facts_of
 from specbench.report.curves import estimate_row
 from specbench.report.tables import method_label
@@ -78,11 +79,6 @@ class Entry:
     def domains(self) -> list[str]:
         """Domains that any of the runs has a tau for."""
         return sorted({name for found in self.found for name in found.domains()})
-
-
-def policy_of(record: Record) -> str:
-    """The verification policy as users write it."""
-    return str(record.spec.get("policy") or "fixed")
 
 
 def calibration_of(record: Record) -> str | None:
@@ -243,10 +239,3 @@ def _facts(entry: Entry) -> dict[str, str]:
         "calibration": (entry.calibrated or "none")[:8],
         "options": ", ".join(f"{name} {value}" for name, value in sorted(options.items())) or "none",
     }
-
-
-def full_label(record: Record) -> str:
-    """``dspark:7``, with the policy where it is not the plain one."""
-    policy = policy_of(record)
-    label = method_label(record)
-    return label if policy in ("fixed", f"fixed:{record.draft_length}") else f"{label} {policy}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from specbench.records.schema import Record
 from specbench.report import entries as rows
+from specbench.report.arms import full_label, policy_of
 from specbench.report.entries import Entry, Measured, bucket
 from specbench.report.frontier import frontier
 from specbench.report.sheet import Figure, Mark, Panel, Series, Sheet
@@ -118,7 +119,7 @@ def _positions(entry: Entry, metric: str, scope: Mapping[str, str]) -> list[tupl
 
 def _by_position(members: Sequence[Entry], metric: str, scope: Mapping[str, str]) -> tuple[Series, ...]:
     found = []
-    for label, entry in sorted(zip(rows.labels(members, rows.full_label), members), key=lambda pair: pair[0]):
+    for label, entry in sorted(zip(rows.labels(members, full_label), members), key=lambda pair: pair[0]):
         held = _positions(entry, metric, scope)
         if held:
             found.append(Series(label, tuple(Mark(float(k), one.row, one.run_ids) for k, one in held)))
@@ -153,7 +154,7 @@ def _fig2(entries: Sequence[Entry]) -> Figure:
 
 def _cut(entries: Sequence[Entry]) -> list[str]:
     """Which policies a figure of fixed lengths leaves out."""
-    names = sorted({rows.policy_of(entry.record) for entry in entries if not entry.plain})
+    names = sorted({policy_of(entry.record) for entry in entries if not entry.plain})
     return [f"only fixed draft lengths are drawn; left out are runs with {', '.join(names)}"] if names else []
 
 
@@ -167,7 +168,7 @@ def _fig3(entries: Sequence[Entry]) -> Figure:
     sheets = []
     fit = [entry for entry in entries if entry.plain and depth(entry.record) is not None]
     for sha, members in _groups(fit, timings=False).items():
-        lines = _lines(members, lambda e: depth(e.record), varies=("weights",), plain=rows.full_label, least=1)
+        lines = _lines(members, lambda e: depth(e.record), varies=("weights",), plain=full_label, least=1)
         if not any(len(line) > 1 for _, line in lines):
             continue
         panels = (
@@ -213,7 +214,7 @@ def _fig4(entries: Sequence[Entry]) -> Figure:
 
 def threshold(record: Record) -> float | None:
     """The confidence below which drafts are not verified: 0 for a fixed length; None for other policies."""
-    name, _, argument = rows.policy_of(record).partition(":")
+    name, _, argument = policy_of(record).partition(":")
     if name == "fixed":
         return 0.0 if argument in ("", str(record.draft_length)) else None
     try:
@@ -265,7 +266,7 @@ def _bins(entry: Entry, k: int) -> tuple[Mark, ...]:
 def _with_state(record: Record) -> str:
     calibration = rows.calibration_of(record)
     state = "as drafted" if calibration is None else f"calibrated ({calibration[:8]})"
-    return f"{rows.full_label(record)}, {state}"
+    return f"{full_label(record)}, {state}"
 
 
 def _fig6(entries: Sequence[Entry]) -> Figure:
@@ -344,7 +345,7 @@ _LOAD_PANELS = (
 def _fig8(entries: Sequence[Entry]) -> Figure:
     sheets = []
     for sha, members in _groups(entries, timings=True, loads=True).items():
-        lines = _lines(members, rows.load_size, varies=(), plain=rows.full_label)
+        lines = _lines(members, rows.load_size, varies=(), plain=full_label)
         axis = "users" if rows.pattern(members[0]) == "closed" else "size of the load (requests/s, or rows)"
         panels = [
             Panel(title, axis, name, _series(lines, _reader(metric, {})), doubling=True)

@@ -19,8 +19,7 @@ from specbench.config import BASELINE
 from specbench.errors import RecordError
 from specbench.records.schema import EstimateRow, Record, digest
 from specbench.report import curves, numbers
-from specbench.report.arms import row_key
-from specbench.report.entries import full_label, policy_of
+from specbench.report.arms import full_label, policy_of, row_key
 
 THROUGHPUT = "steady_tokens_per_s"
 

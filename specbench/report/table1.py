@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from specbench.report import entries as rows
 from specbench.report import latex, numbers
+from specbench.report.arms import full_label
 from specbench.report.entries import Entry, Measured, bucket
 from specbench.report.markdown import escape as markdown_escape
 from specbench.report.paper_values import TASKS
@@ -90,7 +91,7 @@ def _table(sha: str, members: Sequence[Entry]) -> Table:
         bucket(members, _block_key).items(), key=lambda item: (item[1][0].record.target.name, item[0])
     ):
         lines = list(bucket(held, lambda entry: rows.contestant(entry.record)).values())
-        texts = rows.labels([line[0] for line in lines], rows.full_label)
+        texts = rows.labels([line[0] for line in lines], full_label)
         made = [
             Line(text, {column: cell for entry in line for column, cell in _cells(entry).items()})
             for text, line in zip(texts, lines)

@@ -159,6 +159,36 @@ def test_folders_are_compared_row_by_row(tmp_path: Path) -> None:
         compare(str(tmp_path / "a"), str(tmp_path / "d"), folder=tmp_path)
 
 
+def test_methods_of_a_folder_are_compared_task_by_task_and_over_tasks(tmp_path: Path) -> None:
+    traces = {}
+    for task, accept in (("one", 0.5), ("two", 0.8)):
+        for name, more in (("dflash", 0.0), ("dspark", 0.1)):
+            trace = replace(drafting(accept + more, seed=len(task)), method=name)
+            traces[task, name] = trace
+            save(tmp_path, trace, spec={"tasks": [task]})
+    other = replace(drafting(0.9), method="mtp")
+    save(tmp_path, other, spec={"tasks": ["one"]})
+    found = compare("dflash:3", "dspark:3", folder=tmp_path)
+    assert [(one.first, one.second) for one in found] == [("dflash:3", "dspark:3")] * 3
+    taus = {place: sum(r.committed for r in t.rounds) / len(t.rounds) for place, t in traces.items()}
+    macro = figures(found[-1])
+    assert list(macro) == ["tau over 2 tasks"]
+    row = macro["tau over 2 tasks"]
+    first, second = ((taus["one", name] + taus["two", name]) / 2 for name in ("dflash", "dspark"))
+    assert (row.first, row.second) == (pytest.approx(first), pytest.approx(second))
+    assert row.ratio.value == pytest.approx(second / first)
+    assert row.ratio.low < row.ratio.value < row.ratio.high
+    assert row.ratio.n == 20
+    lone = figures(found[0])["tau"].ratio
+    assert row.ratio.high - row.ratio.low < lone.high - lone.low, "two tasks tell more than one"
+    assert "mean over one, two" in shown(found[-1])
+    assert len(found[-1].runs) == 2
+    with pytest.raises(RecordError, match="holds no finished run of dspark:7"):
+        compare("dflash:3", "dspark:7", folder=tmp_path)
+    (single,) = compare("mtp:3", "mtp:3", folder=tmp_path)
+    assert figures(single)["tau"].ratio.value == 1
+
+
 def test_requests_with_another_prompt_or_seed_are_left_out(tmp_path: Path) -> None:
     ours = drafting()
     changed = tuple(replace(r, prompt_hash="other") if i < 3 else r for i, r in enumerate(ours.requests))
@@ -217,7 +247,7 @@ def test_runs_without_rounds_and_names_without_runs_are_refused(tmp_path: Path) 
         compare(good.run_id, str(tmp_path / "bad" / f"{bad.run_id}.json"), folder=tmp_path)
     with pytest.raises(RecordError, match=r"holds no finished run.*half-written"):
         compare(good.run_id, str(tmp_path / "bad"), folder=tmp_path)
-    with pytest.raises(RecordError, match="names 0 records"):
+    with pytest.raises(RecordError, match="holds no finished run of nonsense"):
         compare(good.run_id, "nonsense", folder=tmp_path)
     store.rounds_path(tmp_path, good.run_id).unlink()
     with pytest.raises(RecordError, match="cannot read"):
