@@ -19,6 +19,9 @@ def figures(
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the figures; earlier ones there are replaced.")
     ] = Path("figures"),
     folder: Annotated[Path, typer.Option("--in", help="Where to look run ids up.")] = Path("runs"),
+    inconclusive: Annotated[
+        bool, typer.Option("--inconclusive", help="Draw runs whose losslessness verdict could not tell, too; marked.")
+    ] = False,
 ) -> None:
     """Draw the DSpark paper's table 1 and figures 2 to 8 from records, with the measured values beside the paper's.
 
@@ -31,7 +34,7 @@ def figures(
     found = collect(sources or [], folder=folder)
     for error in found.broken:
         typer.echo(f"warning: left out: {error}", err=True)
-    written = figure_folder.write(found.records, out, say=typer.echo)
+    written = figure_folder.write(found.records, out, inconclusive=inconclusive, say=typer.echo)
     for name, reason in written.missing:
         typer.echo(f"{name}: not drawn: {reason}")
     if written.notes:

@@ -91,8 +91,11 @@ def _predict(names: list[str], folder: Path, spec: Any, out: Path | None) -> Non
 
     found = collect(names, folder=folder)
     where = {path.stem: path.parent for path in found.files}
-    chosen, notes = choose(found.records)
-    for note in [*notes, *(f"left out: {error}" for error in found.broken)]:
+    absent = [r for r in found.records if r.rounds and not store.rounds_path(where[r.run_id], r.run_id).is_file()]
+    # without any, the first one's error says what is lacking
+    chosen, notes = choose([r for r in found.records if r not in absent] or found.records)
+    lacking = [f"left out: the rounds of run {record.run_id} ({record.method}) are not beside it" for record in absent]
+    for note in [*notes, *lacking, *(f"left out: {error}" for error in found.broken)]:
         print(note, file=sys.stderr)
     sources = [source_of(record, store.read_trace(where[record.run_id], record), spec) for record in chosen]
     if out is not None:

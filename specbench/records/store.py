@@ -119,6 +119,11 @@ def read_trace(folder: Path, record: Record) -> RunTrace:
     if record.rounds is None:
         raise RecordError(f"run {record.run_id} has no rounds ({record.status}); nothing can be computed from it")
     path = rounds_path(folder, record.run_id)
+    if not path.is_file():
+        raise RecordError(
+            f"the rounds of run {record.run_id} are not in {folder}: they were left out or moved (SHA-256 "
+            f"{record.rounds.sha256[:12]}, {record.rounds.bytes:,} bytes); put {path.name} there, or repeat the run"
+        )
     data = _read_bytes(path)
     found = hashlib.sha256(data).hexdigest()
     if found != record.rounds.sha256:

@@ -87,12 +87,18 @@ def calibration_of(record: Record) -> str | None:
     return None if found is None else str(found)
 
 
-def gather(records: Sequence[Record]) -> tuple[list[Entry], list[str]]:
-    """Rows that may be ranked, repeats together, and a note for every run that may not."""
+_INCONCLUSIVE = "the losslessness verdict is inconclusive"
+
+
+def gather(records: Sequence[Record], *, inconclusive: bool = False) -> tuple[list[Entry], list[str]]:
+    """Rows that may be ranked, repeats together, and a note for every run that may not.
+
+    With ``inconclusive`` those whose verdict could not tell are there too; their labels say so.
+    """
     rows: dict[str, list[Record]] = {}
     notes = []
     for record in sorted(records, key=lambda record: (record.created, record.run_id)):
-        reasons = keys.obstacles(record)
+        reasons = [text for text in keys.obstacles(record) if not (inconclusive and text == _INCONCLUSIVE)]
         if not reasons and not record.estimates:
             reasons = ["it holds no estimates"]
         if reasons:
@@ -210,7 +216,7 @@ def joined_facts(entries: Sequence[Entry], *, without: Sequence[str] = ()) -> di
 
 def labels(entries: Sequence[Entry], plain: Callable[[Record], str]) -> list[str]:
     """A label for each contestant; those that share one are told apart by what they differ in, at last by a run."""
-    found = [plain(entry.record) for entry in entries]
+    found = [plain(entry.record) + (" (inconclusive)" if _inconclusive(entry) else "") for entry in entries]
     for text in sorted({text for text in found if found.count(text) > 1}):
         same = [index for index, label in enumerate(found) if label == text]
         told = _told([_facts(entries[index]) for index in same])
@@ -218,6 +224,10 @@ def labels(entries: Sequence[Entry], plain: Callable[[Record], str]) -> list[str
             clear = words and told.count(words) == 1
             found[index] = f"{text} ({words if clear else f'run {entries[index].record.run_id}'})"
     return found
+
+
+def _inconclusive(entry: Entry) -> bool:
+    return any(r.verdict is not None and r.verdict.outcome == "inconclusive" for r in entry.records)
 
 
 def _told(facts: Sequence[dict[str, str]]) -> list[str]:

@@ -39,13 +39,17 @@ class Written:
     notes: tuple[str, ...]
 
 
-def write(records: Sequence[Record], out: Path, *, say: Callable[[str], None] = lambda _: None) -> Written:
+def write(
+    records: Sequence[Record], out: Path, *, inconclusive: bool = False, say: Callable[[str], None] = lambda _: None
+) -> Written:
     """Draw everything that the records hold; files of an earlier call that are not written again are removed.
+
+    ``inconclusive`` also draws runs whose verdict could not tell, and marks them.
 
     Errors: ConfigError without matplotlib, RecordError when the folder cannot be written.
     """
     plots.require()
-    entries, notes = gather(records)
+    entries, notes = gather(records, inconclusive=inconclusive)
     tables = table1.tables(entries)
     made = [table1.picture(tables), *figures(entries)]
     files: dict[str, bytes] = {}

@@ -31,7 +31,8 @@ from specbench.train.store import FeatureSource
 from specbench.train.target import find_target
 
 CARD_VERSION = 1
-_COST = ("seconds", "device", "dtype", "processes", "anchors", "predictions", "anchors_per_s", "matrix_share")
+_COST = ("seconds", "device", "dtype", "processes", "anchors", "predictions", "anchors_per_s", "matrix_share",
+         "peak_device_bytes", "peak_rss_bytes")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

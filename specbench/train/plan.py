@@ -28,9 +28,10 @@ from specbench.train.target import find_target
 
 PLAN, RUNS, TABLE = "plan.json", "runs.json", "runs.csv"
 _COLUMNS = (
-    "drafter", "stage", "lr", "seed", "steps", "predictions", "heldout_tau", "best_step", "seconds", "matrix_share",
-    "chosen", "folder",
+    "drafter", "stage", "lr", "seed", "steps", "predictions", "heldout_tau", "best_step", "seconds", "anchors_per_s",
+    "predictions_per_s", "matrix_share", "peak_bytes", "chosen", "folder",
 )  # fmt: skip
+_COPIED = ("steps", "predictions", "best_step", "seconds", "anchors_per_s", "predictions_per_s", "matrix_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,11 @@ class Outcome:
 
     def row(self, *, chosen: bool) -> dict[str, Any]:
         """For the tables."""
-        found = {name: self.summary.get(name) for name in ("steps", "predictions", "best_step", "seconds")}
-        share = self.summary.get("matrix_share")
+        found = {name: self.summary.get(name) for name in _COPIED}
+        peak = self.summary.get("peak_device_bytes", self.summary.get("peak_rss_bytes"))
         return {
             "drafter": self.drafter, "stage": self.stage, "lr": self.rate, "seed": self.seed, **found,
-            "heldout_tau": self.value, "matrix_share": share, "chosen": chosen, "folder": self.folder,
+            "heldout_tau": self.value, "peak_bytes": peak, "chosen": chosen, "folder": self.folder,
         }  # fmt: skip
 
 

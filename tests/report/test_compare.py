@@ -250,7 +250,7 @@ def test_runs_without_rounds_and_names_without_runs_are_refused(tmp_path: Path) 
     with pytest.raises(RecordError, match="holds no finished run of nonsense"):
         compare(good.run_id, "nonsense", folder=tmp_path)
     store.rounds_path(tmp_path, good.run_id).unlink()
-    with pytest.raises(RecordError, match="cannot read"):
+    with pytest.raises(RecordError, match="left out or moved"):
         compare(good.run_id, good.run_id, folder=tmp_path)
 
 

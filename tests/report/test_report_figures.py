@@ -179,6 +179,22 @@ def test_table_1_holds_tau_by_task_in_three_formats() -> None:
     assert cells["eagle3:7", "gsm8k"]["run_ids"] == records[2].run_id
 
 
+def test_runs_that_could_not_be_judged_are_drawn_when_asked_for_and_marked() -> None:
+    records = [
+        table_cell("dspark", 6.25, target="one", drafter="a"),
+        table_cell("eagle3", 5.25, target="one", drafter="b", outcome="inconclusive"),
+        table_cell("dflash", 5.0, target="one", drafter="c", outcome="fail"),
+    ]
+    usual, notes = gather(records)
+    assert [line.label for line in table1.tables(usual)[0].blocks[0].lines] == ["dspark:7"]
+    assert len(notes) == 2
+    more, notes = gather(records, inconclusive=True)
+    lines = table1.tables(more)[0].blocks[0].lines
+    assert [line.label for line in lines] == ["dspark:7", "eagle3:7 (inconclusive)"]
+    assert len(notes) == 1
+    assert "verdict is fail" in notes[0]
+
+
 def test_the_picture_of_table_1_has_its_cells() -> None:
     records = [
         table_cell("dspark", 6.25, target="one", drafter="a"),

@@ -63,6 +63,22 @@ def test_the_command_predicts_writes_and_marks(specbench: Any, tmp_path: Path) -
     assert "predicted by a simulation" in said
 
 
+def test_records_without_their_rounds_are_left_out_with_a_note(specbench: Any, tmp_path: Path) -> None:
+    saved(tmp_path / "runs", recorded())
+    gone = saved(tmp_path / "runs", recorded(), created="2027-01-01T00:00:00Z")
+    store.rounds_path(tmp_path / "runs", gone.run_id).unlink()
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps(to_document(FLAT)))
+    flags = ["--cost-table", table, "-c", 2, "--requests", 12, "--overhead", 0.001]
+    code, said, err = specbench("simulate", tmp_path / "runs", *flags)
+    assert code == 0, err
+    assert f"the rounds of run {gone.run_id} (toy) are not beside it" in err
+    assert "predicted, not measured" in said
+    code, _, err = specbench("simulate", gone.run_id, "--in", tmp_path / "runs", *flags)
+    assert code == 2
+    assert "left out or moved" in err
+
+
 def test_a_policy_that_plans_by_cost_meets_the_table() -> None:
     trace = recorded()
     spec = SimulationSpec(table=FLAT, concurrency=(8,), policies=("fixed", "load-aware"), requests=16, overhead=0.0)

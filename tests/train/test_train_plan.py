@@ -124,6 +124,7 @@ def test_a_plan_goes_on_after_a_stop_and_lists_every_training(tmp_path: Path, mo
         *[("search", name, 2) for _ in range(2) for name in ("dflash", "mtp")],
         *[("final", name, 4) for _ in range(2) for name in ("dflash", "mtp")],
     ]
+    assert all(r["anchors_per_s"] > 0 and r["peak_bytes"] > 10**6 for r in rows)
     for name in ("dflash", "mtp"):
         tried = {r["lr"]: r["heldout_tau"] for r in rows if r["drafter"] == name and r["stage"] == "search"}
         trained = [r for r in rows if r["drafter"] == name and r["stage"] == "final"]
