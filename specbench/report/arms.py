@@ -11,7 +11,7 @@ from typing import Any
 from specbench.errors import RecordError
 from specbench.records import keys, store
 from specbench.records.schema import Record, digest
-from specbench.report.series import family_key
+from specbench.report.series import workload_key
 from specbench.report.tables import method_label
 
 _METHOD = re.compile(r"[a-z][a-z0-9-]*(:\d+( [a-z][a-z0-9-]*(:\S+)?)?)?")
@@ -113,14 +113,16 @@ def find_arms(name: str, *, folder: Path) -> Found:
 def row_key(record: Record, *, without: Sequence[str] = ()) -> str:
     """What runs of one row share: all but the seed, and the sample of prompts that was drawn with it.
 
-    ``without`` are further fields of the spec to leave out; with one of them, the load and the row limit are too.
+    ``without`` are further fields of the spec to leave out; with one of them, the load, the row limit and the number of
+    prompts are too.
     """
     spec = {name: value for name, value in record.spec.items() if name not in ("seed", "inputs", *without)}
     inputs = record.spec.get("inputs") or {}
     kept = {name: value for name, value in inputs.items() if name not in ("rendering", "prompt_set")}
-    key: dict[str, Any] = family_key(record) if without else dict(record.comparability)
-    key["prompt_set"] = key["prompt_set"].get("count")
-    key["rendering"] = {name: value for name, value in key["rendering"].items() if name != "dataset"}
+    key: dict[str, Any] = workload_key(record) if without else dict(record.comparability)
+    if not without:
+        key["prompt_set"] = key["prompt_set"].get("count")
+        key["rendering"] = {name: value for name, value in key["rendering"].items() if name != "dataset"}
     weights = record.drafter.sha256 if record.drafter is not None else None
     return digest([record.method, record.draft_length, weights, spec, kept, key])
 

@@ -19,6 +19,7 @@ from specbench.records.schema import EstimateRow, Record, digest
 from specbench.report.arms import policy_of
 from specbench.report.board import Estimates, facts_of
 from specbench.report.curves import estimate_row
+from specbench.report.series import workload_key
 from specbench.report.tables import method_label
 
 T = TypeVar("T")
@@ -159,11 +160,13 @@ def contestant(record: Record, *, without: Sequence[str] = ()) -> str:
 def setting(entry: Entry, *, timings: bool, loads: bool = False, drop: Sequence[str] = ()) -> str:
     """Hash of what entries of one sheet agree on: their keys with all prompt samples.
 
-    ``timings`` keeps the machine's part, ``loads`` leaves out the load's size (not its pattern and other options),
-    ``drop`` leaves out further parts.
+    ``timings`` keeps the machine's part, ``loads`` leaves out the load's size (not its pattern and other options) and
+    the sample of prompts, which grows with it, ``drop`` leaves out further parts.
     """
     key = {name: value for name, value in entry.record.comparability.items() if name not in drop}
     key["prompt_set"] = [] if "prompt_set" in drop else sorted({_prompts(record) for record in entry.records})
+    if loads:
+        key["prompt_set"] = workload_key(entry.record)["prompt_set"]
     if "rendering" not in drop:
         shown = _rendering(entry.record).items()
         key["rendering"] = {name: value for name, value in shown if name not in ("dataset", "turns")}

@@ -17,7 +17,7 @@ from specbench.records.schema import EstimateRow, Record
 from specbench.report import curves, numbers
 from specbench.report.arms import row_key
 from specbench.report.curves import Curve, LoadRun, Point
-from specbench.report.series import family_key
+from specbench.report.series import workload_key
 from specbench.report.tables import method_label
 
 
@@ -81,14 +81,11 @@ def _speed(record: Record) -> EstimateRow | None:
 
 
 def family(record: Record) -> dict[str, object]:
-    """What must agree: the key without the load, and without the sample of prompts that a seed draws."""
-    key = family_key(record)
-    drawn = {"prompt_set": {"count": key["prompt_set"]["count"]}}
-    rendering = {name: value for name, value in key["rendering"].items() if name != "dataset"}
-    return {**key, **drawn, "rendering": rendering}
+    """What must agree: the key without the load, and without the sample of prompts that a load asks for."""
+    return workload_key(record)
 
 
-_LOAD_FIELDS = ("concurrency", "workload", "load")
+_LOAD_FIELDS = ("concurrency", "workload", "load", "num_prompts", "max_context")
 
 
 def _contestant(record: Record) -> str:

@@ -77,6 +77,14 @@ def family_key(record: Record) -> dict[str, Any]:
     return {**key, "timing": timing}
 
 
+def workload_key(record: Record) -> dict[str, Any]:
+    """What runs at several loads share: tasks with their weights, not the sample of prompts, which grows with load."""
+    key = family_key(record)
+    rendering = {name: value for name, value in key["rendering"].items() if name not in ("dataset", "turns")}
+    tasks = {"tasks": [str(name) for name in record.spec.get("tasks") or ()], "mix": record.spec.get("mix") or {}}
+    return {**key, "prompt_set": tasks, "rendering": rendering}
+
+
 def _by_position(found: Estimates, metric: str) -> dict[int, Cell]:
     rows = {int(row.scope["k"]): row for row in found.along(metric, "k") if row.scope["k"].isdecimal()}
     return {k: cell_of(rows[k]) for k in sorted(rows)}
@@ -123,11 +131,12 @@ def families(records: Sequence[Record]) -> list[Family]:
     for record in records:
         if not record.estimates:
             continue
-        sha = digest(family_key(record))
-        if sha not in found:
-            facts = {name: text for name, text in facts_of(record).items() if name != "load"}
-            found[sha] = Family(sha[:12], facts)
-        found[sha].points.append(point_of(record))
+        sha = digest(workload_key(record))
+        facts = {name: text for name, text in facts_of(record).items() if name != "load"}
+        held = found.setdefault(sha, Family(sha[:12], facts))
+        if facts["prompts"] not in held.facts["prompts"].split("; "):
+            held.facts["prompts"] += f"; {facts['prompts']}"
+        held.points.append(point_of(record))
     for family in found.values():
         _mark_frontier(family.points)
         family.points.sort(key=lambda point: (point.label, point.load, point.record.created, point.record.run_id))

@@ -12,6 +12,7 @@ from rich.console import Console
 from support_records import KEY, make_record
 
 from specbench.errors import RecordError
+from specbench.records import schema
 from specbench.records.schema import EstimateRow, Record
 from specbench.report.curves import (
     Curve,
@@ -24,6 +25,7 @@ from specbench.report.curves import (
     throughput_at,
 )
 from specbench.report.frontier import frontier, frontier_table, percent_gain
+from specbench.report.series import families
 
 
 def row(metric: str, value: float, unit: str, **scope: str) -> EstimateRow:
@@ -155,6 +157,25 @@ def test_contestants_with_one_name_are_told_apart() -> None:
     found = frontier([cell("toy", 4, 40.0, 100.0), cell("toy", 4, 44.0, 100.0, drafter=other)])
     assert len({c.label for c in found.curves}) == 2
     assert any("88888888" in c.label for c in found.curves)
+
+
+def test_a_heavier_load_may_ask_more_prompts_of_the_same_tasks() -> None:
+    def at(users: int, count: int, tasks: list[str]) -> Record:
+        key = deepcopy(KEY)
+        key["prompt_set"] = {"ids": f"{count:064}", "order": f"{count:064}", "count": count}
+        key["rendering"] |= {"dataset": f"{count:064}", "turns": count}
+        made = cell("toy", users, 40.0 - users, 100.0 + users, key=key)
+        spec = {**made.spec, "tasks": tasks, "num_prompts": count, "max_context": 90 + count}
+        document = made.model_dump(mode="json", exclude={"run_id"}) | {"spec": spec}
+        return schema.build(**document)
+
+    found = frontier([at(4, 18, ["a"]), at(16, 96, ["a"])])
+    assert [[point.load for point in curve.points] for curve in found.curves] == [["closed:4", "closed:16"]]
+    with pytest.raises(RecordError, match=r"cannot share a frontier: .*prompt"):
+        frontier([at(4, 18, ["a"]), at(16, 96, ["b"])])
+    (family,) = families([at(4, 18, ["a"]), at(16, 96, ["a"])])
+    assert family.facts["prompts"] == "18 of a; 96 of a"
+    assert len(families([at(4, 18, ["a"]), at(16, 18, ["b"])])) == 2
 
 
 def test_other_targets_rules_temperatures_and_machines_are_refused() -> None:
