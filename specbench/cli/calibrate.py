@@ -18,6 +18,7 @@ Record = Annotated[
     list[str] | None,
     Option("--record", metavar="FILE|RUN_ID", help="Use the rounds of a fixed-length run; repeatable with --online."),
 ]
+Csv = Annotated[Path | None, Option("--csv", metavar="FILE", help="Write both tables here too, with every digit.")]
 Folder = Annotated[Path, Option("--in", help="Where to look run ids up.")]
 Online = Annotated[
     bool, Option("--online", help="Replay the rounds through the online calibration.", rich_help_panel=_ONLINE)
@@ -48,6 +49,7 @@ def calibrate(
     out: Out = None,
     record: Record = None,
     folder: Folder = Path("runs"),
+    csv: Csv = None,
     online: Online = False,
     window: Window = 500,
     forget: Forget = 0.002,
@@ -71,6 +73,7 @@ def calibrate(
         calibration, scores, traces, paths = _measured(method, drafter, same_name, sets=set_, config=config, out=out)
     console = Console()
     console.print(_shown(calibration, scores))
+    windows: Any = ()
     if online:
         from specbench.online_calibration import replay_online
 
@@ -78,6 +81,11 @@ def calibrate(
             traces, temperatures=calibration.temperatures, window=window, forget=forget, max_step=max_step
         )
         console.print(_over_time(windows, forget=forget, max_step=max_step))
+    if csv is not None:
+        from specbench.records.store import write_atomic
+
+        write_atomic(csv, _table(calibration, scores, windows).encode())
+        typer.echo(f"tables: {csv}")
     for path in paths:
         typer.echo(f"calibration: {path}")
 
@@ -125,6 +133,27 @@ def _from_records(names: list[str], folder: Path, out: Path | None) -> tuple[Any
         target_sha256=first.target.sha256 if first.target is not None else None,
     )
     return calibration, scores, traces, write(calibration, out) if out is not None else ()
+
+
+_COLUMNS = ("scope", "domains", "k", "first_round", "rounds", "temperature", "metric", "before", "after", "online")
+
+
+def _table(calibration: Any, scores: Any, windows: Any) -> str:
+    """Scores by position of what was held out, then the mean ECE over time; what there is not is empty."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for row in scores:
+        place = ("position", row.domain or "all", row.k, "", row.samples, calibration.temperatures[row.k - 1])
+        for metric in ("ece", "brier", "auroc"):
+            writer.writerow((*place, metric, *getattr(row, metric), ""))
+    for w in windows:
+        place = ("time", ";".join(w.domains), "", w.first_round, w.rounds, "")
+        writer.writerow((*place, "ece", w.raw, w.frozen, w.online))
+    return text.getvalue()
 
 
 def _shown(calibration: Any, scores: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -66,8 +67,18 @@ def test_calibrate_then_replay_from_a_record(tmp_path: Path, specbench: Any) -> 
         "--dtype", "float32", "--device", "cpu", "--threads", "1", "--max-new-tokens", "40", "--temperature", "1",
         "-c", "4", "--set", "ignore_eos=true",
     ]  # fmt: skip
-    code, out, err = specbench("calibrate", "-m", "dspark", *common, "--online", "--window", "20")
+    rows = tmp_path / "tables" / "ece.csv"
+    code, out, err = specbench("calibrate", "-m", "dspark", *common, "--online", "--window", "20", "--csv", str(rows))
     assert code == 0, err
+    table = list(csv.DictReader(rows.read_text().splitlines()))
+    positions = [line for line in table if line["scope"] == "position" and line["metric"] == "ece"]
+    overall = calibration_file.read(drafter / "calibration.json")
+    assert [float(line["before"]) for line in positions] == list(overall.ece_before)
+    assert [float(line["after"]) for line in positions] == list(overall.ece_after)
+    assert [float(line["temperature"]) for line in positions] == list(overall.temperatures[: len(positions)])
+    times = [line for line in table if line["scope"] == "time"]
+    assert [int(line["first_round"]) for line in times] == [20 * n for n in range(len(times))]
+    assert all(0 <= float(line[name]) <= 1 for line in times for name in ("before", "after", "online"))
     assert "ECE" in out
     assert "over time" in out
     found = calibration_file.read(drafter / "calibration.json")
