@@ -27,6 +27,9 @@ def export(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to. \\[the screen]")] = None,
     folder: Annotated[Path, typer.Option("--in", help="Where to look run ids up.")] = Path("runs"),
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", help="CSV of this metric alone; repeatable. \\[all]")
+    ] = None,
     layout: Annotated[
         str | None,
         typer.Option("--layout", "-l", help="deepspec, speculators or specbench.", rich_help_panel=_CHECKPOINT),
@@ -47,7 +50,7 @@ def export(
 
     given = sources or []
     if layout is not None:
-        if form is not None or out is not None:
+        if form is not None or out is not None or metric:
             raise ConfigError("--layout writes a checkpoint, --format and --out write records; give one of the two")
         if len(given) != 2:
             raise ConfigError(f"--layout takes a checkpoint and a new folder, seen {len(given)} names; give both")
@@ -61,11 +64,14 @@ def export(
         raise ConfigError(f"nothing says what to write; give --format {'|'.join(FORMATS)} (checkpoints: --layout)")
     if form not in FORMATS:
         raise unknown_name("format", form, FORMATS)
-    _export_records(given, form, out=out, folder=folder)
+    if metric and form != "csv":
+        raise ConfigError(f"--metric chooses rows of the CSV; drop it, or give --format csv instead of {form}")
+    _export_records(given, form, out=out, folder=folder, metrics=metric or [])
 
 
-def _export_records(sources: list[str], form: str, *, out: Path | None, folder: Path) -> None:
-    from specbench.errors import ConfigError
+def _export_records(sources: list[str], form: str, *, out: Path | None, folder: Path, metrics: list[str]) -> None:
+    from specbench.errors import ConfigError, unknown_name
+    from specbench.metrics._definitions import DEFINITIONS
     from specbench.records import store
     from specbench.records.sources import collect
 
@@ -77,9 +83,14 @@ def _export_records(sources: list[str], form: str, *, out: Path | None, folder: 
         for error in found.broken:
             typer.echo(f"warning: left out: {error}", err=True)
         records = list(found.records)
+        known = {row.metric for record in records for row in record.estimates} | set(DEFINITIONS)
+        for name in metrics:
+            if name not in known:
+                raise unknown_name("metric", name, known)
     elif sources:
         raise ConfigError(f"the schema is that of every record; drop '{sources[0]}'")
-    data = _text(records, form, latex=out is not None and out.suffix == ".tex").encode(errors="backslashreplace")
+    text = _text(records, form, latex=out is not None and out.suffix == ".tex", metrics=metrics)
+    data = text.encode(errors="backslashreplace")
     if out is None:
         typer.echo(data.decode(), nl=False)
         return
@@ -88,7 +99,7 @@ def _export_records(sources: list[str], form: str, *, out: Path | None, folder: 
     typer.echo(f"{out}: {form}{of}")
 
 
-def _text(records: list[Record], form: str, *, latex: bool) -> str:
+def _text(records: list[Record], form: str, *, latex: bool, metrics: list[str]) -> str:
     if form == "schema":
         from specbench.records.json_schema import to_json
 
@@ -96,7 +107,7 @@ def _text(records: list[Record], form: str, *, latex: bool) -> str:
     if form == "csv":
         from specbench.records.tidy import to_csv
 
-        return to_csv(records)
+        return to_csv(records, metrics=metrics)
     if form == "markdown":
         from specbench.report.markdown import to_markdown
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specbench.records.schema import EstimateRow, Record
@@ -133,10 +133,11 @@ def _estimate_columns(row: EstimateRow) -> dict[str, Cell]:
     }
 
 
-def csv_lines(records: Iterable[Record]) -> Iterator[str]:
+def csv_lines(records: Iterable[Record], *, metrics: Collection[str] = ()) -> Iterator[str]:
     """The table's lines as CSV, the header first; absent values are empty, floats keep every digit.
 
-    What all rows of a run repeat is written out once a run.
+    With ``metrics`` the estimates of these alone; a run that has none of them is one line without a metric. What all
+    rows of a run repeat is written out once a run.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -151,15 +152,16 @@ def csv_lines(records: Iterable[Record]) -> Iterator[str]:
     for record in records:
         facts = run_columns(record)
         start = line(facts.values()).removesuffix("\n")
-        if not record.estimates:
+        kept = [row for row in record.estimates if not metrics or row.metric in metrics]
+        if not kept:
             yield start + "," * (len(COLUMNS) - len(facts)) + "\n"
-        for row in record.estimates:
+        for row in kept:
             yield f"{start},{line(_estimate_columns(row).values())}"
 
 
-def to_csv(records: Sequence[Record]) -> str:
-    """The tidy table as CSV text."""
-    return "".join(csv_lines(records))
+def to_csv(records: Sequence[Record], *, metrics: Collection[str] = ()) -> str:
+    """The tidy table as CSV text, of all estimates or of those of ``metrics``."""
+    return "".join(csv_lines(records, metrics=metrics))
 
 
 def write_csv(records: Sequence[Record], path: Path) -> None:

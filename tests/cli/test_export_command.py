@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from support_json_schema import faults
-from support_records import make_record
+from support_records import make_record, save_run
 from support_runs import tiny_run
+from support_traces import simulate_trace
 
 from specbench.records import store
 from specbench.records.schema import Record
@@ -79,6 +80,16 @@ def test_what_a_folder_holds_besides_is_told_and_the_rest_exported(
     assert "schema 99" in lines[1]
 
 
+def test_a_csv_of_chosen_metrics_has_their_rows_alone(tmp_path: Path, specbench: Call) -> None:
+    runs, record = tmp_path, save_run(tmp_path, simulate_trace(0.5, gamma=2, rounds=30))
+    code, out, err = specbench("export", runs, "-f", "csv", "--metric", "tau", "--metric", "acceptance_rate")
+    assert (code, err) == (0, "")
+    rows = list(csv.DictReader(out.splitlines()))
+    wanted = [row for row in record.estimates if row.metric in ("tau", "acceptance_rate")]
+    assert [(row["metric"], float(row["value"])) for row in rows] == [(row.metric, row.value) for row in wanted]
+    assert 0 < len(rows) < len(record.estimates)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -90,6 +101,8 @@ def test_what_a_folder_holds_besides_is_told_and_the_rest_exported(
         (["-f", "csv", "--in", "RUNS/absent"], "no such folder"),
         (["RUNS", "-f", "csv", "-o", "RECORD"], "one of the records"),
         (["RUNS", "-f", "csv", "-o", "RECORD/below/a.csv"], "cannot write"),
+        (["RUNS", "-f", "csv", "--metric", "taus"], "did you mean tau"),
+        (["RUNS", "-f", "latex", "--metric", "tau"], "drop it, or give --format csv"),
         (["RUNS", "-f", "csv", "--target", "x"], "belong to a checkpoint"),
         (["a", "-l", "deepspec"], "seen 1 names"),
         (["a", "b", "-l", "deepspec", "-f", "csv"], "give one of the two"),
