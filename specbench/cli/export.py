@@ -83,7 +83,8 @@ def _export_records(sources: list[str], form: str, *, out: Path | None, folder: 
         for error in found.broken:
             typer.echo(f"warning: left out: {error}", err=True)
         records = list(found.records)
-        known = {row.metric for record in records for row in record.estimates} | set(DEFINITIONS)
+        known = {row.metric for record in records for row in record.estimates}
+        known |= {name for family in DEFINITIONS.values() for name in family}
         for name in metrics:
             if name not in known:
                 raise unknown_name("metric", name, known)
