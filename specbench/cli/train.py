@@ -175,6 +175,8 @@ def check(
     )
     for repeat in found.left_out[:20]:
         typer.echo(f"left out of training: {repeat}")
+    if len(found.left_out) > 20:
+        typer.echo(f"and {len(found.left_out) - 20:,} more are left out for the same reason")
     for fault in found.faults[:20]:
         typer.echo(f"fault: {fault}")
     if found.faults:

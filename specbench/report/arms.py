@@ -12,21 +12,9 @@ from specbench.errors import RecordError
 from specbench.records import keys, store
 from specbench.records.schema import Record, digest
 from specbench.report.series import workload_key
-from specbench.report.tables import method_label
+from specbench.report.tables import full_label, method_label
 
 _METHOD = re.compile(r"[a-z][a-z0-9-]*(:\d+( [a-z][a-z0-9-]*(:\S+)?)?)?")
-
-
-def policy_of(record: Record) -> str:
-    """The verification policy as users write it."""
-    return str(record.spec.get("policy") or "fixed")
-
-
-def full_label(record: Record) -> str:
-    """``dspark:7``, with the policy where it is not the plain one."""
-    policy = policy_of(record)
-    label = method_label(record)
-    return label if policy in ("fixed", f"fixed:{record.draft_length}") else f"{label} {policy}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from specbench.records.schema import EstimateRow
 from specbench.report import curves, numbers
 from specbench.report import entries as rows
 from specbench.report import paper_values as paper
-from specbench.report.arms import policy_of
 from specbench.report.entries import Entry, Measured, bucket
 from specbench.report.figures import acceptance_rate, threshold
 from specbench.report.frontier import frontier
 from specbench.report.paper_values import PaperValue
+from specbench.report.tables import policy_of
 
 
 @dataclass(frozen=True, slots=True)

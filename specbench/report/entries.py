@@ -16,11 +16,9 @@ import numpy as np
 from specbench.metrics._resampled import run_to_run
 from specbench.records import keys
 from specbench.records.schema import EstimateRow, Record, digest
-from specbench.report.arms import policy_of
 from specbench.report.board import Estimates, facts_of
 from specbench.report.curves import estimate_row
-from specbench.report.series import workload_key
-from specbench.report.tables import method_label
+from specbench.report.tables import method_label, policy_of
 
 T = TypeVar("T")
 
@@ -88,18 +86,19 @@ def calibration_of(record: Record) -> str | None:
     return None if found is None else str(found)
 
 
+UNSURE = " (inconclusive)"  # behind a label
 _INCONCLUSIVE = "the losslessness verdict is inconclusive"
 
 
-def gather(records: Sequence[Record], *, inconclusive: bool = False) -> tuple[list[Entry], list[str]]:
+def gather(records: Sequence[Record], *, unsure: bool = False) -> tuple[list[Entry], list[str]]:
     """Rows that may be ranked, repeats together, and a note for every run that may not.
 
-    With ``inconclusive`` those whose verdict could not tell are there too; their labels say so.
+    With ``unsure`` those whose verdict could not tell are there too; their labels say so.
     """
     rows: dict[str, list[Record]] = {}
     notes = []
     for record in sorted(records, key=lambda record: (record.created, record.run_id)):
-        reasons = [text for text in keys.obstacles(record) if not (inconclusive and text == _INCONCLUSIVE)]
+        reasons = [text for text in keys.obstacles(record) if not (unsure and text == _INCONCLUSIVE)]
         if not reasons and not record.estimates:
             reasons = ["it holds no estimates"]
         if reasons:
@@ -160,13 +159,11 @@ def contestant(record: Record, *, without: Sequence[str] = ()) -> str:
 def setting(entry: Entry, *, timings: bool, loads: bool = False, drop: Sequence[str] = ()) -> str:
     """Hash of what entries of one sheet agree on: their keys with all prompt samples.
 
-    ``timings`` keeps the machine's part, ``loads`` leaves out the load's size (not its pattern and other options) and
-    the sample of prompts, which grows with it, ``drop`` leaves out further parts.
+    ``timings`` keeps the machine's part, ``loads`` leaves out the load's size (not its pattern and other options),
+    ``drop`` leaves out further parts.
     """
     key = {name: value for name, value in entry.record.comparability.items() if name not in drop}
     key["prompt_set"] = [] if "prompt_set" in drop else sorted({_prompts(record) for record in entry.records})
-    if loads:
-        key["prompt_set"] = workload_key(entry.record)["prompt_set"]
     if "rendering" not in drop:
         shown = _rendering(entry.record).items()
         key["rendering"] = {name: value for name, value in shown if name not in ("dataset", "turns")}
@@ -219,7 +216,7 @@ def joined_facts(entries: Sequence[Entry], *, without: Sequence[str] = ()) -> di
 
 def labels(entries: Sequence[Entry], plain: Callable[[Record], str]) -> list[str]:
     """A label for each contestant; those that share one are told apart by what they differ in, at last by a run."""
-    found = [plain(entry.record) + (" (inconclusive)" if _inconclusive(entry) else "") for entry in entries]
+    found = [plain(entry.record) + (UNSURE if inconclusive(entry) else "") for entry in entries]
     for text in sorted({text for text in found if found.count(text) > 1}):
         same = [index for index, label in enumerate(found) if label == text]
         told = _told([_facts(entries[index]) for index in same])
@@ -229,7 +226,8 @@ def labels(entries: Sequence[Entry], plain: Callable[[Record], str]) -> list[str
     return found
 
 
-def _inconclusive(entry: Entry) -> bool:
+def inconclusive(entry: Entry) -> bool:
+    """Whether the verdict of a run of it could not tell."""
     return any(r.verdict is not None and r.verdict.outcome == "inconclusive" for r in entry.records)
 
 

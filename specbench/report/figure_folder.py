@@ -49,7 +49,7 @@ def write(
     Errors: ConfigError without matplotlib, RecordError when the folder cannot be written.
     """
     plots.require()
-    entries, notes = gather(records, inconclusive=inconclusive)
+    entries, notes = gather(records, unsure=inconclusive)
     tables = table1.tables(entries)
     made = [table1.picture(tables), *figures(entries)]
     files: dict[str, bytes] = {}

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from specbench.records.schema import Record
+from specbench.records.schema import Record, digest
 from specbench.report import entries as rows
-from specbench.report.arms import full_label, policy_of
 from specbench.report.entries import Entry, Measured, bucket
 from specbench.report.frontier import frontier
+from specbench.report.series import by_workload
 from specbench.report.sheet import Figure, Mark, Panel, Series, Sheet
-from specbench.report.tables import method_label
+from specbench.report.tables import full_label, method_label, policy_of
 
 ALL = "all prompts"
 Value = Callable[[Entry], Measured | None]
@@ -37,7 +37,17 @@ def _figure(key: str, title: str, caption: str, sheets: Iterable[Sheet | None], 
 
 
 def _groups(entries: Iterable[Entry], *, timings: bool, loads: bool = False) -> Mapping[str, list[Entry]]:
-    return bucket(entries, lambda entry: rows.setting(entry, timings=timings, loads=loads))
+    held = list(entries)
+    if not loads:
+        return bucket(held, lambda entry: rows.setting(entry, timings=timings))
+    # what the loads' own samples of prompts decide is for `by_workload`: a set of it is a sheet
+    place = {r.run_id: n for n, members in enumerate(by_workload([e.record for e in held])) for r in members}
+
+    def curve(entry: Entry) -> str:
+        alike = rows.setting(entry, timings=timings, loads=True, drop=("prompt_set",))
+        return digest([alike, place[entry.record.run_id]])
+
+    return bucket(held, curve)
 
 
 def _sheet(sha: str, members: Sequence[Entry], panels: Iterable[Panel | None], *, without: Sequence[str] = (),
@@ -309,9 +319,10 @@ def _fig7(entries: Sequence[Entry]) -> Figure:
     for sha, members in _groups(entries, timings=True, loads=True).items():
         found = frontier([record for entry in members for record in entry.records])
         notes += list(found.notes)
+        unsure = {r.run_id for e in members if rows.inconclusive(e) for r in e.records}
         series = tuple(
             Series(
-                curve.label,
+                curve.label + rows.UNSURE * any(run.run_id in unsure for p in curve.points for run in p.runs),
                 tuple(
                     Mark(point.speed, point.throughput, tuple(run.run_id for run in point.runs), point.dominated)
                     for point in sorted(curve.points, key=lambda point: point.speed.value)

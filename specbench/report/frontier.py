@@ -17,8 +17,8 @@ from specbench.records.schema import EstimateRow, Record
 from specbench.report import curves, numbers
 from specbench.report.arms import row_key
 from specbench.report.curves import Curve, LoadRun, Point
-from specbench.report.series import workload_key
-from specbench.report.tables import method_label
+from specbench.report.series import by_workload, workload_key
+from specbench.report.tables import full_label, method_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ def frontier(records: Sequence[Record]) -> Frontier:
     Errors: RecordError when the records must not be compared, naming the difference.
     """
     usable, notes = _usable(records)
-    for record in usable[1:]:
-        found = keys.differences(family(usable[0]), family(record), timings=True)
-        if found:
-            raise RecordError(
-                f"runs {usable[0].run_id} and {record.run_id} cannot share a frontier: {'; '.join(found)}; "
-                "leave one of them out"
-            )
+    sets = by_workload(usable)
+    if len(sets) > 1:
+        one, other = sets[0][0], sets[1][0]
+        found = keys.differences(workload_key(one, counted=True), workload_key(other, counted=True), timings=True)
+        raise RecordError(
+            f"runs {one.run_id} and {other.run_id} cannot share a frontier: {'; '.join(found)}; leave one of them out"
+        )
     rows: dict[str, dict[str, list[Record]]] = {}
     for record in usable:
         rows.setdefault(_contestant(record), {}).setdefault(row_key(record), []).append(record)
@@ -80,11 +80,6 @@ def _speed(record: Record) -> EstimateRow | None:
     return record.find("tokens_per_s_user", stat="mean")
 
 
-def family(record: Record) -> dict[str, object]:
-    """What must agree: the key without the load, and without the sample of prompts that a load asks for."""
-    return workload_key(record)
-
-
 _LOAD_FIELDS = ("concurrency", "workload", "load", "num_prompts", "max_context")
 
 
@@ -94,11 +89,7 @@ def _contestant(record: Record) -> str:
 
 def _labels(firsts: Sequence[Record]) -> list[str]:
     """Method and length; policy and weights where they are needed to tell contestants apart."""
-    plain = [method_label(record) for record in firsts]
-    policies = [str(record.spec.get("policy") or "fixed") for record in firsts]
-    named = [
-        label if policy.partition(":")[0] == "fixed" else f"{label} {policy}" for label, policy in zip(plain, policies)
-    ]
+    named = [full_label(record) for record in firsts]
     found = []
     for label, record in zip(named, firsts):
         if named.count(label) > 1:

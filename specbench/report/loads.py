@@ -1,6 +1,6 @@
 """Contestants at one load: steady throughput beside the best fixed draft length, paired by repeat.
 
-Drafting nothing is a fixed length too. The best one is chosen by its mean on the same runs, which can only make a ratio
+Drafting nothing is a fixed length too. The best one, of those that may be ranked where there are any, is chosen by its mean on the same runs, which can only make a ratio
 to it smaller than it is.
 """
 
@@ -17,16 +17,20 @@ from rich.text import Text
 
 from specbench.config import BASELINE
 from specbench.errors import RecordError
+from specbench.records import keys
 from specbench.records.schema import EstimateRow, Record, digest
 from specbench.report import curves, numbers
-from specbench.report.arms import full_label, policy_of, row_key
+from specbench.report.arms import row_key
+from specbench.report.tables import full_label, policy_of
 
 THROUGHPUT = "steady_tokens_per_s"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A contestant at a load. ``ratio`` is to the best fixed length: of means, the interval from repeat to repeat."""
+    """A contestant at a load. ``ratio`` is to the best fixed length, of means over the repeats that both have and with
+    the interval from repeat to repeat; None where they have none in common.
+    """
 
     label: str
     fixed: bool
@@ -34,7 +38,7 @@ class Row:
     throughput: EstimateRow
     speed: EstimateRow | None
     budget: float | None  # tokens verified a round, the last one included
-    ratio: EstimateRow
+    ratio: EstimateRow | None
     run_ids: tuple[str, ...]
 
 
@@ -63,6 +67,9 @@ def at_loads(records: Sequence[Record]) -> tuple[list[AtLoad], list[str]]:
         if record.status != "ok" or record.find(THROUGHPUT) is None:
             notes.append(f"run {record.run_id} ({full_label(record)}) is {record.status} or has no steady throughput")
             continue
+        reasons = keys.obstacles(record)
+        if reasons:  # shown, as compare does, and said
+            notes.append(f"run {record.run_id} ({full_label(record)}) cannot be ranked: {'; '.join(reasons)}")
         groups.setdefault(_setting(record), []).append(record)
     found = []
     for members in groups.values():
@@ -114,12 +121,13 @@ def _rows(members: Sequence[Record]) -> list[Row]:
     fixed = [(runs, values) for runs, values in held if _is_fixed(runs[0])]
     if not fixed:
         return []
-    best, theirs = max(fixed, key=lambda one: float(np.mean(list(one[1].values()))))
+    sound = [one for one in fixed if not any(keys.obstacles(run) for run in one[0])]
+    best, theirs = max(sound or fixed, key=lambda one: float(np.mean(list(one[1].values()))))
     made = []
     for runs, ours in held:
         shared = sorted(ours.keys() & theirs.keys())
-        means = [float(np.mean(list(values.values()))) for values in (ours, theirs)]
-        paired = [ours[place] for place in shared], [theirs[place] for place in shared]
+        paired = [[values[place] for place in shared] for values in (ours, theirs)]
+        means = [float(np.mean(values)) for values in paired] if shared else [0.0, 0.0]
         speeds = [row.value for run in runs if (row := run.find("tokens_per_s_user", stat="mean")) is not None]
         budgets = [row.value for run in runs if (row := run.find("verification_budget")) is not None]
         made.append(
@@ -130,7 +138,7 @@ def _rows(members: Sequence[Record]) -> list[Row]:
                 throughput=curves.mean_row(THROUGHPUT, list(ours.values()), "tokens/s"),
                 speed=curves.mean_row("tokens_per_s_user", speeds, "tokens/s") if speeds else None,
                 budget=float(np.mean(budgets)) if budgets else None,
-                ratio=curves.ratio_row("throughput_ratio", means[0] / means[1] if means[1] else 0.0, *paired),
+                ratio=curves.ratio_row("throughput_ratio", means[0] / means[1], *paired) if means[1] > 0 else None,
                 run_ids=tuple(run.run_id for run in runs),
             )
         )
@@ -164,7 +172,9 @@ def loads_table(found: Sequence[AtLoad], notes: Iterable[str] = ()) -> Renderabl
     return Group(table, *(Text(line, "dim") for line in lines))
 
 
-def _ratio(row: EstimateRow) -> str:
+def _ratio(row: EstimateRow | None) -> str:
+    if row is None:
+        return numbers.ABSENT
     text = f"{row.value:.3f}"
     return text if row.low is None or row.high is None else f"{text} [{row.low:.3f},{row.high:.3f}]"
 
@@ -172,9 +182,11 @@ def _ratio(row: EstimateRow) -> str:
 def _summary(found: Sequence[AtLoad]) -> Iterable[str]:
     labels = dict.fromkeys(row.label for one in found for row in one.rows if not row.fixed)
     for label in labels:
-        ratios = [row.ratio for one in found for row in one.rows if row.label == label]
+        ratios = [row.ratio for one in found for row in one.rows if row.label == label and row.ratio is not None]
         lows = [row.low for row in ratios if row.low is not None]
-        yield (
-            f"{label}: least ratio {min(row.value for row in ratios):.3f}; interval above .98 at "
-            f"{sum(low >= 0.98 for low in lows)} and above 1 at {sum(low > 1 for low in lows)} of {len(ratios)} loads"
-        )
+        if ratios:
+            held, won = sum(low >= 0.98 for low in lows), sum(low > 1 for low in lows)
+            yield (
+                f"{label}: least ratio {min(row.value for row in ratios):.3f}; interval above .98 at {held} and "
+                f"above 1 at {won} of {len(ratios)} loads"
+            )

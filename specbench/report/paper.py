@@ -14,7 +14,7 @@ from specbench.records.tidy import COUNTED_AS
 from specbench.report import numbers
 from specbench.report.board import facts_of
 from specbench.report.numbers import ABSENT
-from specbench.report.tables import domains, method_label
+from specbench.report.tables import domains, full_label
 
 HEADINGS = ("tau", "95 %", "n", "speed-up", "95 %", "n", "tok/s", "lossless")
 COUNTED_HEADINGS = ("tau", *COUNTED_AS.values())
@@ -86,7 +86,7 @@ def _table(records: Sequence[Record]) -> PaperTable:
 
 def row_labels(records: Sequence[Record]) -> dict[str, str]:
     """A label for each run id, as users write methods; runs that share one are told apart by what they differ in."""
-    found = {record.run_id: _plain_label(record) for record in records}
+    found = {record.run_id: full_label(record) for record in records}
     for label in sorted(set(found.values())):
         same = [record for record in records if found[record.run_id] == label]
         if len(same) < 2:
@@ -95,12 +95,6 @@ def row_labels(records: Sequence[Record]) -> dict[str, str]:
         for record, text in zip(same, told):
             found[record.run_id] = f"{label} ({text if text and told.count(text) == 1 else f'run {record.run_id}'})"
     return found
-
-
-def _plain_label(record: Record) -> str:
-    policy = str(record.spec.get("policy") or "fixed")
-    label = method_label(record)
-    return label if policy.partition(":")[0] == "fixed" else f"{label} {policy}"
 
 
 def _distinction(record: Record, others: Sequence[Record]) -> str:

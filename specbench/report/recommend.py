@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from specbench.config import BASELINE
 from specbench.errors import RecordError, unknown_name
 from specbench.records import keys
-from specbench.records.schema import EstimateRow, Record, digest
+from specbench.records.schema import EstimateRow, Record
 from specbench.report import curves
 from specbench.report.arms import row_key
-from specbench.report.frontier import family
+from specbench.report.series import by_workload, workload_key
 from specbench.report.tables import method_label
 from specbench.simulation.record import BACKEND
 from specbench.sla import Bound, Sla
@@ -162,15 +162,13 @@ def _asked(record: Record, level: Sla) -> dict[str, EstimateRow | None]:
 
 def _one_family(usable: Sequence[Record]) -> tuple[list[Record], list[str]]:
     """The records that may be weighed together: the largest such set, the newest of equals; and why others may not."""
-    families: dict[str, list[Record]] = {}
-    for record in usable:
-        families.setdefault(digest(family(record)), []).append(record)
-    kept = max(families.values(), key=lambda held: (len(held), held[-1].created))
+    families = by_workload(usable)
+    kept = max(families, key=lambda held: (len(held), held[-1].created))
     apart = []
-    for held in families.values():
+    for held in families:
         if held is kept:
             continue
-        differ = keys.differences(family(kept[0]), family(held[0]), timings=True)
+        differ = keys.differences(*(workload_key(r, counted=True) for r in (kept[0], held[0])), timings=True)
         labels = ", ".join(dict.fromkeys(method_label(record) for record in held))
         apart.append(
             f"{len(held)} runs ({labels}) are not comparable with the {len(kept)} weighed: {'; '.join(differ)}"

@@ -77,12 +77,39 @@ def family_key(record: Record) -> dict[str, Any]:
     return {**key, "timing": timing}
 
 
-def workload_key(record: Record) -> dict[str, Any]:
-    """What runs at several loads share: tasks with their weights, not the sample of prompts, which grows with load."""
+def workload_key(record: Record, *, counted: bool = False) -> dict[str, Any]:
+    """What runs at several loads share: tasks with their weights, not the sample of prompts, which grows with load.
+
+    ``counted`` keeps the number of prompts.
+    """
     key = family_key(record)
     rendering = {name: value for name, value in key["rendering"].items() if name not in ("dataset", "turns")}
     tasks = {"tasks": [str(name) for name in record.spec.get("tasks") or ()], "mix": record.spec.get("mix") or {}}
-    return {**key, "prompt_set": tasks, "rendering": rendering}
+    count = {"count": key["prompt_set"].get("count")} if counted else {}
+    return {**key, "prompt_set": {**tasks, **count}, "rendering": rendering}
+
+
+def by_workload(records: Sequence[Record]) -> list[list[Record]]:
+    """Sets of records whose loads make one curve. A heavier load may ask more prompts; at one load all ask as many.
+
+    Where records of one load do not, each number of prompts is a set of its own.
+    """
+    found: list[list[Record]] = []
+    for members in _bucket(records, counted=False):
+        counts: dict[str, set[object]] = {}
+        for record in members:
+            count = (record.comparability.get("prompt_set") or {}).get("count")
+            counts.setdefault(str(record.comparability.get("load")), set()).add(count)
+        alike = all(len(seen) == 1 for seen in counts.values())
+        found += [members] if alike else _bucket(members, counted=True)
+    return found
+
+
+def _bucket(records: Sequence[Record], *, counted: bool) -> list[list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(digest(workload_key(record, counted=counted)), []).append(record)
+    return list(found.values())
 
 
 def _by_position(found: Estimates, metric: str) -> dict[int, Cell]:
@@ -127,20 +154,16 @@ def point_of(record: Record) -> Point:
 
 def families(records: Sequence[Record]) -> list[Family]:
     """All families with at least one point, the largest first; records without estimates are no points."""
-    found: dict[str, Family] = {}
-    for record in records:
-        if not record.estimates:
-            continue
-        sha = digest(workload_key(record))
-        facts = {name: text for name, text in facts_of(record).items() if name != "load"}
-        held = found.setdefault(sha, Family(sha[:12], facts))
-        if facts["prompts"] not in held.facts["prompts"].split("; "):
-            held.facts["prompts"] += f"; {facts['prompts']}"
-        held.points.append(point_of(record))
-    for family in found.values():
+    found: list[Family] = []
+    for members in by_workload([record for record in records if record.estimates]):
+        facts = {name: text for name, text in facts_of(members[0]).items() if name != "load"}
+        facts["prompts"] = "; ".join(dict.fromkeys(facts_of(record)["prompts"] for record in members))
+        key = digest([workload_key(members[0]), facts["prompts"]])
+        found.append(Family(key[:12], facts, [point_of(record) for record in members]))
+    for family in found:
         _mark_frontier(family.points)
         family.points.sort(key=lambda point: (point.label, point.load, point.record.created, point.record.run_id))
-    return sorted(found.values(), key=lambda family: (-len(family.points), family.id))
+    return sorted(found, key=lambda family: (-len(family.points), family.id))
 
 
 def _mark_frontier(points: Sequence[Point]) -> None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from specbench.report import entries as rows
 from specbench.report import latex, numbers
-from specbench.report.arms import full_label
 from specbench.report.entries import Entry, Measured, bucket
 from specbench.report.markdown import escape as markdown_escape
 from specbench.report.paper_values import TASKS
 from specbench.report.sheet import Figure, Mark, Panel, Series, Sheet
+from specbench.report.tables import full_label
 
 KEY = "table1"
 PICTURE = "tau"

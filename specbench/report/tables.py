@@ -29,6 +29,19 @@ def method_label(record: Record) -> str:
     return f"{record.method}:{record.draft_length}" if record.draft_length else record.method
 
 
+def policy_of(record: Record) -> str:
+    """The verification policy as users write it."""
+    return str(record.spec.get("policy") or "fixed")
+
+
+def full_label(record: Record) -> str:
+    """``dspark:7``, with the policy where it is not the plain one."""
+    policy = policy_of(record)
+    label = method_label(record)
+    plain = not record.draft_length or policy in ("fixed", f"fixed:{record.draft_length}")
+    return label if plain else f"{label} {policy}"
+
+
 def histogram(record: Record) -> str:
     """Share of rounds by accepted drafts 0, 1, 2, ... as a row of bars."""
     rows = [row for row in record.estimates if row.metric == "accepted_histogram"]

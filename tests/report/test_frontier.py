@@ -173,6 +173,9 @@ def test_a_heavier_load_may_ask_more_prompts_of_the_same_tasks() -> None:
     assert [[point.load for point in curve.points] for curve in found.curves] == [["closed:4", "closed:16"]]
     with pytest.raises(RecordError, match=r"cannot share a frontier: .*prompt"):
         frontier([at(4, 18, ["a"]), at(16, 96, ["b"])])
+    with pytest.raises(RecordError, match=r"cannot share a frontier: .*prompt.*18 against 96"):
+        frontier([at(4, 18, ["a"]), at(4, 96, ["a"]), at(16, 96, ["a"])])
+    assert len(families([at(4, 18, ["a"]), at(4, 96, ["a"])])) == 2, "at one load all are asked the same"
     (family,) = families([at(4, 18, ["a"]), at(16, 96, ["a"])])
     assert family.facts["prompts"] == "18 of a; 96 of a"
     assert len(families([at(4, 18, ["a"]), at(16, 18, ["b"])])) == 2

@@ -34,7 +34,14 @@ def cell(policy: str | None, users: int, rate: float, *, repeat: int = 0, budget
     plain: dict[str, Any] = {"method": "vanilla", "draft_length": 0, "drafter": None}
     drafting: dict[str, Any] = {"method": "dspark", "draft_length": 7}
     spec = {"concurrency": users, "temperature": 0.0, "seed": 0, "tasks": ["a"], "policy": policy or "fixed"}
-    more = {**(plain if policy is None else drafting), "estimates": estimates, **fields}
+    judged = {
+        "outcome": "pass",
+        "rule": "greedy",
+        "reason": "they agree",
+        "requests_compared": 9,
+        "rounds_with_drafts": 9,
+    }
+    more = {**(plain if policy is None else {**drafting, "verdict": judged}), "estimates": estimates, **fields}
     provenance = {"git_sha": "f" * 40, "git_dirty": False, "sweep": {"repeat": repeat}}
     created = f"2026-01-02T03:04:{repeat:02}Z"
     return make_record(key=key, spec=spec, provenance=provenance, created=created, **more)
@@ -77,7 +84,26 @@ def test_repeats_are_paired_by_number_and_not_by_their_order() -> None:
     row = next(row for row in found.rows if row.label == "dspark:7 fixed:1")
     assert row.best
     plain = next(row for row in found.rows if row.label == "vanilla")
+    assert plain.ratio is not None
     assert plain.ratio.n == 2, "its first repeat has no partner"
+    assert plain.ratio.value == pytest.approx((104 + 96) / (112 + 102)), "and is no part of the ratio"
+    apart = [cell("fixed:1", 8, 110.0, repeat=0), cell("load-aware", 8, 90.0, repeat=1)]
+    (lone,), _ = at_loads(apart)
+    assert lone.rows[1].ratio is None
+
+
+def test_rows_that_may_not_be_ranked_are_named() -> None:
+    lost = {
+        "outcome": "fail",
+        "rule": "greedy",
+        "reason": "they differ",
+        "requests_compared": 9,
+        "rounds_with_drafts": 9,
+    }
+    bad = cell("load-aware", 8, 130.0, verdict=lost)
+    (found,), notes = at_loads([*sweep(rates={None: [100.0], "fixed:1": [110.0]}), bad])
+    assert found.rows[0].label == "dspark:7 load-aware"
+    assert notes == [f"run {bad.run_id} (dspark:7 load-aware) cannot be ranked: the losslessness verdict is fail"]
 
 
 def test_plain_decoding_may_be_the_best_and_loads_have_their_own() -> None:

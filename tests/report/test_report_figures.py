@@ -188,11 +188,15 @@ def test_runs_that_could_not_be_judged_are_drawn_when_asked_for_and_marked() -> 
     usual, notes = gather(records)
     assert [line.label for line in table1.tables(usual)[0].blocks[0].lines] == ["dspark:7"]
     assert len(notes) == 2
-    more, notes = gather(records, inconclusive=True)
+    more, notes = gather(records, unsure=True)
     lines = table1.tables(more)[0].blocks[0].lines
     assert [line.label for line in lines] == ["dspark:7", "eagle3:7 (inconclusive)"]
     assert len(notes) == 1
     assert "verdict is fail" in notes[0]
+    loads = [cell("dspark", users=n, outcome="inconclusive") for n in (1, 8)] + [cell("mtp", users=n) for n in (1, 8)]
+    drawn = {figure.key: figure for figure in figures(gather(loads, unsure=True)[0])}
+    for key in ("fig7", "fig8"):
+        assert [one.label for one in drawn[key].sheets[0].panels[0].series] == ["dspark:7 (inconclusive)", "mtp:7"]
 
 
 def test_the_picture_of_table_1_has_its_cells() -> None:
