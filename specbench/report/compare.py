@@ -38,6 +38,7 @@ class Comparison:
     first: str
     second: str
     load: str
+    tasks: str
     runs: tuple[tuple[str, str], ...]
     requests: int
     contrasts: tuple[Contrast, ...]
@@ -79,8 +80,8 @@ def _over_tasks(pairs: Sequence[tuple[Arm, Arm]], made: Sequence[tuple[Compariso
             first = members[0][1]
             runs = tuple(pair for _, found, _ in members for pair in found.runs)
             count = sum(found.requests for _, found, _ in members)
-            note = f"mean over {', '.join(sorted(name for name, _, _ in members))}"
-            macros.append(Comparison(first.first, first.second, first.load, runs, count, (contrast,), (note,)))
+            tasks = f"mean over {', '.join(sorted(name for name, _, _ in members))}"
+            macros.append(Comparison(first.first, first.second, first.load, tasks, runs, count, (contrast,), ()))
     return macros
 
 
@@ -134,6 +135,7 @@ def _compared(
         first=first.label,
         second=second.label,
         load=first.place[1],
+        tasks=", ".join(str(name) for name in first.record.spec.get("tasks") or ()),
         runs=tuple((one.record.run_id, other.record.run_id) for one, other in pairs),
         requests=len(matched.pairs),
         contrasts=tuple(contrasts(matched, timings=timings)),
@@ -154,7 +156,8 @@ def _trace(run: Run) -> RunTrace:
 def comparison_table(found: Comparison) -> RenderableType:
     """A row per figure: both arms, difference and ratio with paired intervals, and the ratio from run to run."""
     runs = f"{len(found.runs)} runs an arm" if len(found.runs) > 1 else "one run an arm"
-    title = f"{found.second} (B) against {found.first} (A), load {found.load}: {found.requests} request pairs, {runs}"
+    place = f"load {found.load}, {found.tasks}" if found.tasks else f"load {found.load}"
+    title = f"{found.second} (B) against {found.first} (A), {place}: {found.requests} request pairs, {runs}"
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0, title=title, title_justify="left")
     table.add_column("", no_wrap=True)
     for name in ("A", "B", "B - A [95%]", "B / A [95%]", "B / A run to run", "n"):

@@ -1,7 +1,7 @@
 """Contestants at one load: steady throughput beside the best fixed draft length, paired by repeat.
 
-Drafting nothing is a fixed length too. The best one, of those that may be ranked where there are any, is chosen by its mean on the same runs, which can only make a ratio
-to it smaller than it is.
+Drafting nothing is a fixed length too. The best one, of those that may be ranked where there are any, is chosen by its
+mean on the same runs, which can only make a ratio to it smaller than it is.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class AtLoad:
     """Rows that may be compared, the fastest first."""
 
     load: str
+    tasks: str
     size: float
     rows: tuple[Row, ...]
 
@@ -76,13 +77,14 @@ def at_loads(records: Sequence[Record]) -> tuple[list[AtLoad], list[str]]:
         rows = _rows(members)
         if rows:
             first = members[0]
-            found.append(AtLoad(str(first.comparability["load"]), _size(first), tuple(rows)))
+            tasks = ", ".join(str(task) for task in first.spec.get("tasks") or ())
+            found.append(AtLoad(str(first.comparability["load"]), tasks, _size(first), tuple(rows)))
         else:
             notes += [f"run {r.run_id} ({full_label(r)}): no fixed length was run beside it" for r in members]
     if not found:
         why = f" ({notes[0]})" if notes else ""
         raise RecordError(f"nothing to compare at a load{why}; name a folder with several policies at one load")
-    return sorted(found, key=lambda one: (one.size, one.load)), notes
+    return sorted(found, key=lambda one: (one.size, one.load, one.tasks)), notes
 
 
 def _setting(record: Record) -> str:
@@ -155,10 +157,11 @@ def loads_table(found: Sequence[AtLoad], notes: Iterable[str] = ()) -> Renderabl
         table.add_column(name, no_wrap=True)
     for name in ("tok/s [95%]", "tok/s/user [95%]", "over best fixed [95%]", "verified a round", "runs"):
         table.add_column(name, justify="right")
+    several = len({one.tasks for one in found}) > 1
     for one in found:
         for index, row in enumerate(one.rows):
             table.add_row(
-                one.load if index == 0 else "",
+                (f"{one.load} {one.tasks}" if several else one.load) if index == 0 else "",
                 row.label + (" *" if row.best else ""),
                 numbers.bounded(row.throughput),
                 numbers.bounded(row.speed),

@@ -181,7 +181,8 @@ def test_methods_of_a_folder_are_compared_task_by_task_and_over_tasks(tmp_path: 
     assert row.ratio.n == 20
     lone = figures(found[0])["tau"].ratio
     assert row.ratio.high - row.ratio.low < lone.high - lone.low, "two tasks tell more than one"
-    assert "mean over one, two" in shown(found[-1])
+    assert [one.tasks for one in found] == ["one", "two", "mean over one, two"]
+    assert "(A), load closed:1, mean over one, two: 20 request pairs" in shown(found[-1])
     assert len(found[-1].runs) == 2
     with pytest.raises(RecordError, match="holds no finished run of dspark:7"):
         compare("dflash:3", "dspark:7", folder=tmp_path)

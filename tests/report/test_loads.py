@@ -15,9 +15,13 @@ from typer.testing import CliRunner
 
 from specbench.cli.main import app
 from specbench.errors import RecordError
-from specbench.records import store
+from specbench.records import schema, store
 from specbench.records.schema import EstimateRow, Record
 from specbench.report.loads import at_loads, loads_table
+
+
+def verdict(outcome: str) -> dict[str, Any]:
+    return {"outcome": outcome, "rule": "greedy", "reason": "", "requests_compared": 9, "rounds_with_drafts": 9}
 
 
 def cell(policy: str | None, users: int, rate: float, *, repeat: int = 0, budget: float = 1.0, **fields: Any) -> Record:
@@ -34,14 +38,7 @@ def cell(policy: str | None, users: int, rate: float, *, repeat: int = 0, budget
     plain: dict[str, Any] = {"method": "vanilla", "draft_length": 0, "drafter": None}
     drafting: dict[str, Any] = {"method": "dspark", "draft_length": 7}
     spec = {"concurrency": users, "temperature": 0.0, "seed": 0, "tasks": ["a"], "policy": policy or "fixed"}
-    judged = {
-        "outcome": "pass",
-        "rule": "greedy",
-        "reason": "they agree",
-        "requests_compared": 9,
-        "rounds_with_drafts": 9,
-    }
-    more = {**(plain if policy is None else {**drafting, "verdict": judged}), "estimates": estimates, **fields}
+    more = {**(plain if policy is None else {**drafting, "verdict": verdict("pass")}), "estimates": estimates, **fields}
     provenance = {"git_sha": "f" * 40, "git_dirty": False, "sweep": {"repeat": repeat}}
     created = f"2026-01-02T03:04:{repeat:02}Z"
     return make_record(key=key, spec=spec, provenance=provenance, created=created, **more)
@@ -93,17 +90,11 @@ def test_repeats_are_paired_by_number_and_not_by_their_order() -> None:
 
 
 def test_rows_that_may_not_be_ranked_are_named() -> None:
-    lost = {
-        "outcome": "fail",
-        "rule": "greedy",
-        "reason": "they differ",
-        "requests_compared": 9,
-        "rounds_with_drafts": 9,
-    }
-    bad = cell("load-aware", 8, 130.0, verdict=lost)
+    bad = cell("fixed:3", 8, 130.0, verdict=verdict("fail"))
     (found,), notes = at_loads([*sweep(rates={None: [100.0], "fixed:1": [110.0]}), bad])
-    assert found.rows[0].label == "dspark:7 load-aware"
-    assert notes == [f"run {bad.run_id} (dspark:7 load-aware) cannot be ranked: the losslessness verdict is fail"]
+    assert [row.label for row in found.rows if row.best] == ["dspark:7 fixed:1"]
+    assert found.rows[0].label == "dspark:7 fixed:3"
+    assert notes == [f"run {bad.run_id} (dspark:7 fixed:3) cannot be ranked: the losslessness verdict is fail"]
 
 
 def test_plain_decoding_may_be_the_best_and_loads_have_their_own() -> None:
@@ -116,6 +107,18 @@ def test_plain_decoding_may_be_the_best_and_loads_have_their_own() -> None:
     assert "vanilla *" in text
     assert "dspark:7 load-aware: least ratio" in text
     assert "above 1 at" in text
+    assert "closed:2 a" not in text
+    both = [changed for r in sweep() for changed in (r, with_task(r, "b"))]
+    found, _ = at_loads(both)
+    console.print(loads_table(found))
+    told = console.export_text()
+    assert "closed:8 a" in told
+    assert "closed:8 b" in told
+
+
+def with_task(record: Record, task: str) -> Record:
+    document = record.model_dump(mode="json", exclude={"run_id"})
+    return schema.build(**{**document, "spec": {**document["spec"], "tasks": [task]}})
 
 
 def test_what_cannot_be_compared_is_noted_or_refused(tmp_path: Path) -> None:
