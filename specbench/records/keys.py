@@ -101,6 +101,7 @@ _WORDS = {
     "prompt_set.ids": "prompt ids",
     "prompt_set.order": "prompt order",
     "prompt_set.count": "number of prompts",
+    "prompt_set.tasks": "tasks",
     "max_new_tokens": "max new tokens",
     "stop_ids": "stop ids",
     "ignore_eos": "ignore-eos",

@@ -90,7 +90,7 @@ def compares(folder, records, specbench):
     by_cell = {(r.method, r.spec["concurrency"]): r.run_id for r in records.values()}
     code, out, err = specbench("compare", by_cell["vanilla", 1], by_cell["ngram", 1], "--in", str(folder))
     assert code == 0, err
-    assert "ngram:2 (B) against vanilla (A), load closed:1: 6 request pairs" in out
+    assert "ngram:2 (B) against vanilla (A), load closed:1, prompts: 6 request pairs" in out
     code, _, err = specbench("compare", by_cell["vanilla", 1], by_cell["ngram", 2], "--in", str(folder))
     assert code == 2
     assert "load: closed:1 against closed:2" in err
