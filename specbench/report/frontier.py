@@ -12,12 +12,11 @@ from rich.text import Text
 
 from specbench.config import BASELINE
 from specbench.errors import RecordError
-from specbench.records import keys
 from specbench.records.schema import EstimateRow, Record
 from specbench.report import curves, numbers
 from specbench.report.arms import row_key
 from specbench.report.curves import Curve, LoadRun, Point
-from specbench.report.series import by_workload, workload_key
+from specbench.report.series import apart, by_workload
 from specbench.report.tables import full_label, method_label
 
 
@@ -42,7 +41,7 @@ def frontier(records: Sequence[Record]) -> Frontier:
     sets = by_workload(usable)
     if len(sets) > 1:
         one, other = sets[0][0], sets[1][0]
-        found = keys.differences(workload_key(one, counted=True), workload_key(other, counted=True), timings=True)
+        found = apart(one, other)
         raise RecordError(
             f"runs {one.run_id} and {other.run_id} cannot share a frontier: {'; '.join(found)}; leave one of them out"
         )

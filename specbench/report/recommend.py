@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from specbench.config import BASELINE
 from specbench.errors import RecordError, unknown_name
-from specbench.records import keys
 from specbench.records.schema import EstimateRow, Record
 from specbench.report import curves
 from specbench.report.arms import row_key
-from specbench.report.series import by_workload, workload_key
+from specbench.report.series import apart as why
+from specbench.report.series import by_workload
 from specbench.report.tables import method_label
 from specbench.simulation.record import BACKEND
 from specbench.sla import Bound, Sla
@@ -168,7 +168,7 @@ def _one_family(usable: Sequence[Record]) -> tuple[list[Record], list[str]]:
     for held in families:
         if held is kept:
             continue
-        differ = keys.differences(*(workload_key(r, counted=True) for r in (kept[0], held[0])), timings=True)
+        differ = why(kept[0], held[0])
         labels = ", ".join(dict.fromkeys(method_label(record) for record in held))
         apart.append(
             f"{len(held)} runs ({labels}) are not comparable with the {len(kept)} weighed: {'; '.join(differ)}"

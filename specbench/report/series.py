@@ -105,6 +105,12 @@ def by_workload(records: Sequence[Record]) -> list[list[Record]]:
     return found
 
 
+def apart(ours: Record, theirs: Record) -> list[str]:
+    """Why two records are in different sets of `by_workload`, one phrase each."""
+    found = keys.differences(workload_key(ours), workload_key(theirs), timings=True)
+    return found or keys.differences(workload_key(ours, counted=True), workload_key(theirs, counted=True), timings=True)
+
+
 def _bucket(records: Sequence[Record], *, counted: bool) -> list[list[Record]]:
     found: dict[str, list[Record]] = {}
     for record in records:
