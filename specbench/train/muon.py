@@ -4,7 +4,7 @@ A gradient through a frozen head is long in a few directions and short in most; 
 that out, orthogonalising can. Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024);
 the size of an update is Adam's usual one (Liu et al., "Muon is scalable for LLM training", 2025, equation 4), so that
 both take the same rates. torch.optim.Muon computes in bfloat16 alone, for which a processor that emulates it takes some
-thirty times as long; here the products of a CPU are float32.
+thirty times as long; here the products are bfloat16 where the device computes in it, else float32.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specbench.kernels.processor import has_native_bfloat16
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic: singular values of .01 to 1 land near 1 within 5 rounds
 ROUNDS = 5
 SIZE = 0.2  # root mean square of Adam's updates, which those of a matrix are given
 
 
-def orthogonalise(matrix: Tensor, *, rounds: int = ROUNDS) -> Tensor:
+def products_of(device: torch.device) -> torch.dtype:
+    """What an update's products are computed in: bfloat16 where ``device`` multiplies it itself."""
+    return torch.bfloat16 if device.type == "cuda" or has_native_bfloat16() else torch.float32
+
+
+def orthogonalise(matrix: Tensor, *, dtype: torch.dtype, rounds: int = ROUNDS) -> Tensor:
     """``matrix`` [m, n] with its singular vectors and singular values near 1 (about .7 to 1.2), in its own dtype.
 
-    Zero stays zero.
+    ``dtype``: that of the products. Zero stays zero.
     """
-    dtype = torch.bfloat16 if matrix.device.type == "cuda" else torch.float32
     tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if tall else matrix).to(torch.float32)
     x = (x / x.norm().clamp(min=1e-7)).to(dtype)
@@ -49,7 +55,7 @@ class Muon(torch.optim.Optimizer):
         """The products of an update, without one."""
         for group in self.param_groups:
             for matrix in group["params"]:
-                orthogonalise(matrix)
+                orthogonalise(matrix, dtype=products_of(matrix.device))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no loss is evaluated again
@@ -63,6 +69,7 @@ class Muon(torch.optim.Optimizer):
                 if not state:
                     state["momentum"] = torch.zeros_like(matrix)
                 mean = state["momentum"].lerp_(matrix.grad, 1 - group["momentum"])
-                update = orthogonalise(matrix.grad.lerp(mean, group["momentum"]))
+                aimed = matrix.grad.lerp(mean, group["momentum"])
+                update = orthogonalise(aimed, dtype=products_of(matrix.device))
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])
                 matrix.add_(update, alpha=-group["lr"] * SIZE * max(matrix.shape) ** 0.5)
