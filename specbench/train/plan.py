@@ -1,8 +1,8 @@
 """``specbench train plan``: data, a search over learning rates, final trainings and exports, in one command.
 
-The folder holds ``data/part-N``, ``search/NAME-lrR``, ``final/NAME-sN``, ``weights/NAME``, ``logs``, and in
-``runs.json`` and ``runs.csv`` every training that was run. Each stage resumes by itself, so the same command goes on
-after any stop.
+The folder holds ``data/part-N``, ``search/NAME-lrR``, ``final/NAME-sN``, ``weights/NAME``, ``logs``, in ``runs.json``
+and ``runs.csv`` every training that was run, and in ``curves.csv`` what was held out of each along its way. Each stage
+resumes by itself, so the same command goes on after any stop.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from specbench.errors import TrainDataError
 from specbench.resolve import silent_step
 from specbench.session import Step, choose_device
+from specbench.train import curves
 from specbench.train.checkpoint import SUMMARY
 from specbench.train.jobs import Job, run_jobs
 from specbench.train.manifest import MANIFEST, fingerprint, owned, same_settings, write_durably
@@ -26,7 +27,7 @@ from specbench.train.progress import Screen, Silence
 from specbench.train.recipe import Recipe
 from specbench.train.target import find_target
 
-PLAN, RUNS, TABLE = "plan.json", "runs.json", "runs.csv"
+PLAN, RUNS, TABLE, CURVES = "plan.json", "runs.json", "runs.csv", "curves.csv"
 _COLUMNS = (
     "drafter", "stage", "lr", "seed", "steps", "predictions", "heldout_tau", "best_step", "seconds", "anchors_per_s",
     "predictions_per_s", "matrix_share", "peak_bytes", "chosen", "folder",
@@ -46,13 +47,17 @@ class Outcome:
     folder: str  # below the plan's folder
     summary: dict[str, Any]
 
+    def names(self) -> dict[str, object]:
+        """What tells it from the other trainings of the plan."""
+        return {"drafter": self.drafter, "stage": self.stage, "lr": self.rate, "seed": self.seed}
+
     def row(self, *, chosen: bool) -> dict[str, Any]:
         """For the tables."""
         found = {name: self.summary.get(name) for name in _COPIED}
         peak = self.summary.get("peak_device_bytes", self.summary.get("peak_rss_bytes"))
         return {
-            "drafter": self.drafter, "stage": self.stage, "lr": self.rate, "seed": self.seed, **found,
-            "heldout_tau": self.value, "peak_bytes": peak, "chosen": chosen, "folder": self.folder,
+            **self.names(), **found, "heldout_tau": self.value, "peak_bytes": peak, "chosen": chosen,
+            "folder": self.folder,
         }  # fmt: skip
 
 
@@ -260,17 +265,25 @@ class _Run:
 
     def write(self, rates: dict[str, float]) -> None:
         """Every training that was run, the chosen ones marked."""
-        rows = []
-        for outcome in self.outcomes("search", self.searches()):
-            rows.append(outcome.row(chosen=rates[outcome.drafter] == outcome.rate))
-        for outcome in self.outcomes("final", self.finals(rates)):
-            rows.append(outcome.row(chosen=outcome.seed == self.plan.seeds[0]))
+        searches, finals = self.outcomes("search", self.searches()), self.outcomes("final", self.finals(rates))
+        rows = [outcome.row(chosen=rates[outcome.drafter] == outcome.rate) for outcome in searches]
+        rows += [outcome.row(chosen=outcome.seed == self.plan.seeds[0]) for outcome in finals]
         write_durably(self.out / RUNS, json.dumps({"plan": self.plan.name, "runs": rows}, indent=1).encode() + b"\n")
         text = io.StringIO()
         writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_durably(self.out / TABLE, text.getvalue().encode())
+        every = [(outcome, curves.read_points(self.out / outcome.folder)) for outcome in (*searches, *finals)]
+        write_durably(self.out / CURVES, curves.table((o.names(), points) for o, points in every).encode())
+        for outcome, points in every:
+            fit = curves.fit_thirds(points) if outcome.stage == "final" else None
+            if fit is not None:
+                self.screen.say(
+                    f"{outcome.drafter}, seed {outcome.seed}: held-out tau {', '.join(f'{t:.3f}' for t in fit.thirds)} "
+                    f"after each third; twice the predictions would be expected to give {fit.after(2):.2f}, "
+                    f"four times as many {fit.after(4):.2f}"
+                )
         self.screen.say(f"all {len(rows)} trainings are listed in {self.out / TABLE}")
 
 

@@ -134,6 +134,7 @@ def test_a_plan_goes_on_after_a_stop_and_lists_every_training(tmp_path: Path, mo
         card = json.loads((tmp_path / "work" / "weights" / name / "card.json").read_text())
         assert card["recipe"]["seed"] == chosen[0]["seed"]
     assert len((tmp_path / "work" / "runs.csv").read_text().splitlines()) == 9
+    assert len((tmp_path / "work" / "curves.csv").read_text().splitlines()) == 1 + 4 * 1 + 4 * 2
     names = sorted(p.name for p in (tmp_path / "packed").iterdir())
     assert names == ["curves.tar.gz", "dflash.tar", "logs.tar.gz", "mtp.tar", "runs.json"]
     with tarfile.open(tmp_path / "packed" / "dflash.tar") as archive:
