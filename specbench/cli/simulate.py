@@ -38,6 +38,11 @@ Length = Annotated[
 Calibration = Annotated[Path | None, Option(help="Temperatures of the confidences. \\[none]")]
 Out = Annotated[Path | None, Option("--out", "-o", help="Folder for records of the predictions. \\[none are written]")]
 
+Against = Annotated[
+    list[str] | None,
+    Option(metavar="FOLDER|RUN", help="Measured records to hold the predictions against; repeatable."),
+]
+
 
 def simulate(
     cost_table: CostTable,
@@ -54,6 +59,7 @@ def simulate(
     calibration: Calibration = None,
     prefill_chunk: o.PrefillChunk = None,
     set_: Annotated[list[str] | None, Option("--set", metavar="load.X=Y", help="Options of the load pattern.")] = None,
+    against: Against = None,
     folder: In = Path("runs"),
     out: Out = None,
 ) -> None:
@@ -75,21 +81,23 @@ def simulate(
         calibration=calibration,
         prefill_chunk=prefill_chunk,
     )
-    _predict(runs or [], folder, spec, out)
+    _predict(runs or [], folder, spec, out, against or [])
 
 
-def _predict(names: list[str], folder: Path, spec: Any, out: Path | None) -> None:
-    """Replay every contestant's run, print the table, write the records."""
+def _predict(names: list[str], folder: Path, spec: Any, out: Path | None, against: list[str]) -> None:
+    """Replay every contestant's run, print the tables, write the records."""
     from rich.console import Console
 
     from specbench.cli.outcome import PLAIN_WIDTH
     from specbench.records import store
     from specbench.records.sources import collect
+    from specbench.report.against import against_table, compare
     from specbench.report.simulated_table import simulated_table
     from specbench.simulate import choose, source_of
     from specbench.simulate import simulate as predictions
 
     found = collect(names, folder=folder)
+    measured = collect(against, folder=folder).records if against else []
     where = {path.stem: path.parent for path in found.files}
     absent = [r for r in found.records if r.rounds and not store.rounds_path(where[r.run_id], r.run_id).is_file()]
     # without any, the first one's error says what is lacking
@@ -109,6 +117,8 @@ def _predict(names: list[str], folder: Path, spec: Any, out: Path | None) -> Non
                 store.write(out, one.record, rounds_data=one.rounds)
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     console.print(simulated_table(made))
+    if measured:
+        console.print(against_table(compare(made, measured)))
     if out is not None:
         console.print(f"{len(made)} records in {out}; they never rank", markup=False, highlight=False, soft_wrap=True)
 

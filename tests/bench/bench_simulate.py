@@ -10,10 +10,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rich.console import Console
+
 from specbench.config import build_run
 from specbench.profile import ProfileSettings, profile
 from specbench.records import store
 from specbench.records.schema import Record
+from specbench.report import against
 from specbench.runner import run_cells
 from specbench.simulate import SimulationSpec, choose, simulate, source_of
 from tests.bench.support_demo import use_threads
@@ -23,7 +26,6 @@ USERS = (1, 2, 4, 8)
 PROMPTS = 8  # of each starter task: three requests for each of the most users
 NEW_TOKENS = 64
 WITHIN = 0.10
-FIGURES = (("tok/s", "steady_tokens_per_s", {}), ("tok/s/user", "tokens_per_s_user", {"stat": "mean"}))
 
 
 def main() -> None:
@@ -54,32 +56,13 @@ def _compare(folder: Path, threads: int) -> float:
         for note in source.notes:
             print(f"    {note}")
     spec = SimulationSpec(table=table, concurrency=USERS, requests=sources[0].replay.requests)
-    worst = 0.0
-    for one in simulate(sources, spec):
-        real = measured[one.setting.rows][one.record.method]
-        worst = max([worst, *_line(one.record, real, users=one.setting.rows)])
-    return worst
+    real = [record for records in measured.values() for record in records.values()]
+    pairs = against.compare([one.record for one in simulate(sources, spec)], real)
+    Console(width=140).print(against.against_table(pairs))
+    assert all(pair.figures for pair in pairs), "every setting was measured"
+    return against.worst(pairs) or 0.0
 
 
 def _measured(folder: Path, flags: dict[str, object]) -> dict[str, Record]:
     summary = run_cells(build_run(flags={**flags, "out": folder}))
     return {result.record.method: result.record for result in summary.results if result.error is None}
-
-
-def _line(predicted: Record, real: Record, *, users: int) -> list[float]:
-    """Print a pair and give its errors; a figure that neither has is left out."""
-    parts, errors = [f"  {predicted.method:8} {users:2} users"], []
-    for name, metric, scope in FIGURES:
-        ours, theirs = predicted.find(metric, **scope), real.find(metric, **scope)
-        if ours is None or theirs is None:
-            continue
-        errors.append(abs(ours.value / theirs.value - 1))
-        parts.append(
-            f"{name} predicted {ours.value:7.1f}, measured {theirs.value:7.1f} ({ours.value / theirs.value - 1:+.1%})"
-        )
-    print("; ".join(parts), flush=True)
-    return errors
-
-
-if __name__ == "__main__":
-    main()
