@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from specbench import provenance, registry
 from specbench.cell import Measurement, PlannedCell, measure_cell, plan_cell
-from specbench.config import BASELINE, RunSpec
+from specbench.config import BASELINE, MethodSpec, RunSpec, validated
 from specbench.errors import ConfigError, SpecbenchError
 from specbench.interrupt import StopSignal
 from specbench.judging import judge
@@ -38,13 +38,25 @@ MIN_TURNS = 2  # conversations a user, so that a closed loop has a steady window
 
 @dataclass(frozen=True, slots=True)
 class SlaRequest:
-    """What is searched for: ``levels`` share their probes. ``few``: see `report.curves`."""
+    """What is searched for: ``levels`` share their probes. ``few``: see `report.curves`.
+
+    ``policies``: every drafter is searched under each; empty: under the run's own.
+    """
 
     spec: RunSpec
     levels: tuple[Sla, ...]
     space: Space
     repeats: int = 3
     few: float = FEW
+    policies: tuple[str, ...] = ()
+
+    def arms(self) -> Iterator[tuple[str, MethodSpec]]:
+        """Policy and method of every contestant; plain decoding plans nothing and is searched once."""
+        first, *others = self.policies or (self.spec.policy,)
+        for method in self.spec.cells():
+            yield first, method
+            for policy in others if method.name != BASELINE else ():
+                yield policy, method
 
     def prepared(self) -> SlaRequest:
         """With a load pattern that the search can vary.
@@ -52,6 +64,11 @@ class SlaRequest:
         Errors: ConfigError for users of a load that is no closed loop, a pattern without a rate, no repeats.
         """
         spec = self.spec
+        twice = [policy for policy in self.policies if self.policies.count(policy) > 1]
+        if twice:
+            raise ConfigError(f"policy '{twice[0]}' is listed twice; list it once")
+        for policy in self.policies:
+            validated(RunSpec, {"methods": "vanilla", "policy": policy})
         if self.repeats < 1:
             raise ConfigError(f"every load is run at least once, not {self.repeats} times; correct --repeats")
         if self.space.whole and spec.workload != "closed":
@@ -185,6 +202,7 @@ class _Prober:
     family: dict[str, Any] = field(default_factory=dict)
     _sessions: dict[int, Session] = field(default_factory=dict)
     _planned: dict[tuple[int, str], PlannedCell] = field(default_factory=dict)
+    _policies: dict[str, str] = field(default_factory=dict)
     _controls: dict[tuple[int, float], tuple[Measurement, str]] = field(default_factory=dict)
     _machine: dict[str, Any] = field(default_factory=dict)
 
@@ -192,12 +210,13 @@ class _Prober:
         """Load the target, draw the prompts of every repeat and try every contestant. Errors: SpecbenchError."""
         for repeat in range(self.request.repeats):
             session = self._open(repeat)
-            for method in self.request.spec.cells():
-                high = self._under(session, self.request.space.high)
+            for policy, method in self.request.arms():
+                high = self._under(session, self.request.space.high, policy=policy)
                 cell = plan_cell(high, method, step=silent_step if repeat else self.screen.step)
-                if (repeat, cell.label) in self._planned:
-                    raise ConfigError(f"'{method.label}' is listed twice ({cell.label}); list it once")
-                self._planned[repeat, cell.label] = cell
+                label = self._label(cell, policy)
+                if (repeat, label) in self._planned:
+                    raise ConfigError(f"'{method.label}' is listed twice ({label}); list it once")
+                self._planned[repeat, label], self._policies[label] = cell, policy
         session = self._sessions[0]
         self._machine = provenance.collect(device=session.device, threads=session.threads)
         busy = self._machine["load"].get("busy")
@@ -205,6 +224,11 @@ class _Prober:
             self.notes.append(str(busy))
             self.screen.say(str(busy))
         return {label: Contest(label) for repeat, label in self._planned if repeat == 0}
+
+    def _label(self, cell: PlannedCell, policy: str) -> str:
+        """A contestant's name in the result: with a policy that is not the plain one, where several were asked for."""
+        plain = not cell.spec.draft_length or policy in ("fixed", f"fixed:{cell.spec.draft_length}")
+        return cell.label if plain or not self.request.policies else f"{cell.label} {policy}"
 
     def _open(self, repeat: int) -> Session:
         spec = self.request.spec
@@ -224,8 +248,9 @@ class _Prober:
                 f"raise --num-prompts, add tasks, or search up to --max {count // MIN_TURNS}"
             )
 
-    def _under(self, session: Session, load: float) -> Session:
-        return replace(session, spec=at_load(session.spec, load, whole=self.request.space.whole))
+    def _under(self, session: Session, load: float, *, policy: str) -> Session:
+        spec = at_load(session.spec, load, whole=self.request.space.whole)
+        return replace(session, spec=spec.model_copy(update={"policy": policy}))
 
     def _cell(self, session: Session, label: str, load: float, *, repeat: int) -> PlannedCell:
         """The planned cell under a load: nothing but the load differs between the probes of a contestant."""
@@ -244,7 +269,7 @@ class _Prober:
         """
         text = f"{contest.label} at {load:g} {self.unit}, run {repeat + 1} of {self.request.repeats}"
         started_s, measured = time.time(), None
-        session = self._under(self._sessions[repeat], load)
+        session = self._under(self._sessions[repeat], load, policy=self._policies[contest.label])
         cell = self._cell(session, contest.label, load, repeat=repeat)
         recorder = Recorder(session, self.command, self._facts(load, repeat))
         try:

@@ -28,6 +28,14 @@ Few = Annotated[
     float, Option(help="Ratios need more requests in flight than this in both arms.", rich_help_panel=_SEARCH)
 ]
 
+Policies = Annotated[
+    list[str] | None,
+    Option(
+        "--policy",
+        help="What is verified: fixed:k, threshold:p, algorithm1, load-aware; repeatable, each searched. \\[fixed]",
+    ),
+]
+
 
 def sla(
     method: o.Method = None,
@@ -46,7 +54,7 @@ def sla(
     repeats: Repeats = 3,
     few: Few = 3,
     drafter: o.Drafter = None,
-    policy: o.Policy = None,
+    policy: Policies = None,
     target: o.Target = None,
     draft_length: o.DraftLength = None,
     task: o.Task = None,
@@ -81,7 +89,9 @@ def sla(
     given = dict(locals())  # before anything else is named: every option by the name of its parameter
     space = _space(over, most=most, least=least, start=start, step=step)
     levels = service_levels(floor, given)
-    raise typer.Exit(_search(_spec(config, set_, given), levels, space, repeats=repeats, few=few))
+    policies = tuple(policy or ())
+    spec = _spec(config, set_, {**given, "policy": policies[0] if policies else None})
+    raise typer.Exit(_search(spec, levels, space, repeats=repeats, few=few, policies=policies))
 
 
 def _space(over: str, *, most: float | None, least: float | None, start: float | None, step: float) -> Any:
@@ -117,7 +127,9 @@ def _spec(config: Path | None, sets: list[str] | None, given: dict[str, Any]) ->
     return spec if "ignore_eos" in spec.model_fields_set else spec.model_copy(update={"ignore_eos": True})
 
 
-def _search(spec: Any, levels: tuple[Any, ...], space: Any, *, repeats: int, few: float) -> int:
+def _search(
+    spec: Any, levels: tuple[Any, ...], space: Any, *, repeats: int, few: float, policies: tuple[str, ...]
+) -> int:
     """Run the search, print what came of it, and give the exit code."""
     from rich.console import Console
 
@@ -126,7 +138,7 @@ def _search(spec: Any, levels: tuple[Any, ...], space: Any, *, repeats: int, few
     from specbench.report.sla_table import sla_table
     from specbench.sla_probes import SlaRequest, run_sla
 
-    request = SlaRequest(spec, levels, space, repeats=repeats, few=few)
+    request = SlaRequest(spec, levels, space, repeats=repeats, few=few, policies=policies)
     with SlaScreen() as screen:
         summary = run_sla(request, screen=screen, command=["specbench", *sys.argv[1:]])
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)

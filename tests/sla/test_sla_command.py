@@ -85,6 +85,33 @@ def test_a_search_leaves_records_and_a_result_that_follows_from_them(tmp_path, s
     compares(tmp_path, records, specbench)
 
 
+def test_every_drafter_is_searched_under_each_policy(tmp_path, sla):
+    code, out, err = sla(
+        tmp_path, "-m", "ngram:4", "--policy", "fixed", "--policy", "threshold:0.9", "--floor", "0.5", "--max", "1",
+        "--repeats", "1",
+    )  # fmt: skip
+    assert code == 0, err
+    found = only_result(tmp_path)
+    assert [row.method for row in found.searches] == ["vanilla", "ngram:4", "ngram:4 threshold:0.9"]
+    assert "ngram:4 threshold:0.9" in out
+    records = {record.run_id: record for record in store.load_all(tmp_path)}
+    policies = {probe.method: records[probe.runs[0].run_id].spec["policy"] for probe in found.probes}
+    assert (policies["vanilla"], policies["ngram:4"]) == ("fixed:0", "fixed:4")
+    assert policies["ngram:4 threshold:0.9"].startswith("threshold:0.9")
+
+
+@pytest.mark.parametrize(
+    ("policies", "words"), [(["fixed", "fixed"], "listed twice"), (["fixed", "Not a policy"], "policy"), (["no"], "no")]
+)
+def test_policies_that_make_no_sense_are_one_line(tmp_path, sla, policies, words):
+    flags = [word for policy in policies for word in ("--policy", policy)]
+    code, _, err = sla(tmp_path, "-m", "ngram:2", *flags, "--floor", "0.5", "--max", "1", "--repeats", "1")
+    assert code == 2
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert not list(tmp_path.glob("*.json"))
+
+
 def compares(folder, records, specbench):
     """The records of one search are what `compare` and `frontier` read."""
     by_cell = {(r.method, r.spec["concurrency"]): r.run_id for r in records.values()}
