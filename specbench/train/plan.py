@@ -179,17 +179,18 @@ class _Run:
     # ---------------------------------------------------------------------------------------------- trials
 
     def searches(self) -> list[Trial]:
-        """Every drafter with every learning rate; all drafters' first rates first."""
-        seed = self.plan.seeds[0]
-        if len(self.plan.search.rates) == 1:
+        """Every drafter whose rate is not known with every learning rate; all drafters' first rates first."""
+        seed, rates = self.plan.seeds[0], self.plan.search.rates
+        if len(rates) == 1:
             return []
-        return [Trial(entry, "search", rate, seed) for rate in self.plan.search.rates for entry in self.plan.drafters]
+        unknown = [entry for entry in self.plan.drafters if entry.rate is None]
+        return [Trial(entry, "search", rate, seed) for rate in rates for entry in unknown]
 
     def finals(self, rates: dict[str, float] | None = None) -> list[Trial]:
         """Every drafter with every seed, at its own rate."""
         known = rates or {}
         return [
-            Trial(entry, "final", known.get(entry.name, self.plan.search.rates[0]), seed)
+            Trial(entry, "final", known.get(entry.name, entry.rate or self.plan.search.rates[0]), seed)
             for seed in self.plan.seeds
             for entry in self.plan.drafters
         ]
@@ -247,11 +248,11 @@ class _Run:
         return found
 
     def best_rates(self) -> dict[str, float]:
-        """Of each drafter the rate that did best; said when it is the first or last one tried."""
+        """Of each drafter its own rate or that which did best; said when it is the first or last one tried."""
         rates = self.plan.search.rates
         if len(rates) == 1:
-            return {entry.name: rates[0] for entry in self.plan.drafters}
-        chosen = {}
+            return {entry.name: entry.rate or rates[0] for entry in self.plan.drafters}
+        chosen = {entry.name: entry.rate for entry in self.plan.drafters if entry.rate is not None}
         for name, best in _best(self.outcomes("search", self.searches())).items():
             chosen[name] = best.rate
             edge = ", at the edge of those tried" if best.rate in (min(rates), max(rates)) else ""

@@ -22,11 +22,15 @@ class _Strict(BaseModel):
 
 
 class DraftersEntry(_Strict):
-    """One drafter of the plan: its recipe, the folder its weights go to, and the same changes for all its runs."""
+    """One drafter of the plan: its recipe, the folder its weights go to, and the same changes for all its runs.
+
+    ``rate``: its learning rate where that is known already; it is not searched then.
+    """
 
     recipe: Annotated[str, Field(min_length=1)]
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
     set: tuple[str, ...] = ()
+    rate: Rate | None = None
 
 
 class SearchSpec(_Strict):

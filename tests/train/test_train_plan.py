@@ -201,6 +201,20 @@ def test_parts_may_differ_in_size(tmp_path: Path) -> None:
     assert [plan.part(n, out=tmp_path, device="cpu").target_tokens for n in range(2)] == [30, 20]
 
 
+def test_a_rate_that_is_known_is_not_searched(tmp_path: Path) -> None:
+    path = write_plan(tmp_path)
+    path.write_text(path.read_text().replace('name = "mtp"\n', 'name = "mtp"\nrate = 0.05\n'))
+    plan = read_plan(str(path))
+    run = plans._Run(plan, plan.check(), tmp_path / "work", 1, "cpu", Silence())
+    assert [(t.entry.name, t.rate) for t in run.searches()] == [("dflash", 1e-3), ("dflash", 1e-2)]
+    for trial, tau in zip(run.searches(), (1.2, 1.1)):
+        run.folder(trial).mkdir(parents=True)
+        (run.folder(trial) / "summary.json").write_text(json.dumps({"tau": tau}))
+    rates = run.best_rates()
+    assert rates == {"mtp": 0.05, "dflash": 1e-3}
+    assert {(t.entry.name, t.rate) for t in run.finals(rates)} == {("mtp", 0.05), ("dflash", 1e-3)}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "error", "message"),
     [
@@ -239,7 +253,7 @@ def test_packaged_plans_can_be_read_and_name_packaged_recipes() -> None:
     listed = CliRunner().invoke(app, ["train", "plan", "list"])
     said = " ".join(listed.output.split())
     assert "smollm2-135m-gpu smollm2-135m: mtp, eagle3, dflash, dspark, dspark-rnn; 3 rates, 2 seeds" in said
-    assert "smollm2-135m smollm2-135m: mtp, eagle3, dflash, dspark, dspark-rnn; 2 rates, 2 seeds" in said
+    assert "smollm2-135m smollm2-135m: dspark, dflash, eagle3, mtp, dspark-rnn; 2 rates, 2 seeds" in said
 
 
 # ------------------------------------------------------------------------------------------------------- processes
