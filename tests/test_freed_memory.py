@@ -32,3 +32,30 @@ def test_freed_memory_is_used_again() -> None:
     if told == "True":
         assert int(after) < 100
         assert int(after) < int(first)
+
+
+GROW = """
+import sys
+import psutil
+import torch
+from specbench.modeling.host_memory import Trimmer, keep_freed
+
+trim = Trimmer(every_s=float(sys.argv[1]))
+keep_freed()
+kept = []
+for size in range(1 << 20, 6 << 20, 1 << 17):  # contexts of rows that grow, with something small behind each
+    torch.zeros(size)
+    kept.append(torch.zeros(1 << 10))
+    trim()
+print(psutil.Process().memory_info().rss)
+"""
+
+
+def test_what_grows_step_by_step_is_given_back_now_and_then() -> None:
+    if platform.libc_ver()[0] != "glibc":
+        return
+    run = [sys.executable, "-c", GROW]
+    never, always = (
+        int(subprocess.run([*run, every], capture_output=True, text=True, check=True).stdout) for every in ("1e9", "0")
+    )
+    assert never > always + 10 * 2**20

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.errors import TaskError, TrainDataError
-from specbench.modeling.host_memory import keep_freed
+from specbench.modeling.host_memory import Trimmer, keep_freed
 from specbench.prompting import Renderer
 from specbench.resolve import silent_step
 from specbench.session import Step, choose_device
@@ -261,6 +261,7 @@ class _Run:
         self.fill(min(spec.block, self.wanted))
         self._estimate(plan)
         before = _sum(self.manifest, "target_tokens")
+        trim = Trimmer()
         meter = Meter("answers", "tokens", self._expected(), self.screen, before=before)
         while len(shards) * spec.block < self.wanted and not _enough(spec, self.manifest):
             first = len(shards) * spec.block
@@ -270,6 +271,7 @@ class _Run:
 
             def progress(at: DriveProgress, start: float = start) -> None:
                 meter.at(start + at.tokens)
+                trim()
 
             block = self.prompts[first:last]
             done = write_answers(
