@@ -26,6 +26,7 @@ from specbench.train.store_writer import Computed, store_facts, write_feature_sh
 from specbench.types import Features, Proposal, Rows, Taps, TargetView, Verdict
 
 _PART_TOKENS = 4096  # of a shard, turned into bits at a time
+_HEAD_TOKENS = 256  # of a part, through the head at a time: logits of a whole one are gigabytes, each of another size
 
 
 class StateKeeper:
@@ -91,7 +92,7 @@ class HeadNormaliser:
         self._head: Any = target.model.get_output_embeddings()
         self._dtype, self._device = target.lm.dtype, target.lm.device
         with FeatureForward(target, ()) as forward:
-            self._rows = forward.batch_tokens
+            self._rows = min(_HEAD_TOKENS, forward.batch_tokens)
             probe = forward.compute(np.arange(min(8, target.vocab_size), dtype=np.int32), [min(8, target.vocab_size)])
         wide = 1e-3 if self._dtype == torch.float32 else 0.05
         if not torch.allclose(self(probe.last_hidden), probe.log_normaliser, atol=wide, rtol=wide):

@@ -258,8 +258,9 @@ class _Run:
         plan = answer_plan(spec)
         normaliser = None if kept is None else _normaliser(self.writer)
         self.manifest["complete"] = False
-        self.fill(min(spec.block, self.wanted))
-        self._estimate(plan)
+        if not _enough(spec, self.manifest):
+            self.fill(min(spec.block, self.wanted))
+            self._estimate(plan)
         before = _sum(self.manifest, "target_tokens")
         trim = Trimmer()
         meter = Meter("answers", "tokens", self._expected(), self.screen, before=before)

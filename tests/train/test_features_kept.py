@@ -40,8 +40,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_kept_states_are_those_of_a_second_pass(made: Path) -> None:
     spec = FeaturesSpec(
-        data=(made / "answers",), out=made / "again", target=str(made / "tiny-llama"), taps=(0, 2), threads=1
-    )
+        data=(made / "answers",), out=made / "again", target=str(made / "tiny-llama"), taps=(0, 2), threads=1,
+        dtype="float32",
+    )  # fmt: skip
     make_features(spec)
     kept, again = FeatureStore.open(made / "features", verify=True), FeatureStore.open(made / "again")
     np.testing.assert_array_equal(kept.token_ids[:], again.token_ids[:])
@@ -157,7 +158,14 @@ def test_the_head_alone_tells_the_normaliser_or_is_refused() -> None:
     ids = np.arange(3, 40, dtype=np.int32)
     with FeatureForward(target, ()) as forward:
         found = forward.compute(ids, [37])
-    torch.testing.assert_close(HeadNormaliser(target)(found.last_hidden), found.log_normaliser)
+    normaliser = HeadNormaliser(target)
+    torch.testing.assert_close(normaliser(found.last_hidden), found.log_normaliser)
+    # a block's last states are thousands: never logits of all of them at once
+    head, seen = normaliser._head, list[int]()
+    normaliser._head = lambda states: seen.append(len(states)) or head(states)
+    normaliser(found.last_hidden[:1].expand(700, -1))
+    assert sum(seen) == 700
+    assert max(seen) <= 256
 
     torch.manual_seed(0)
     config = tf.Gemma2Config(**{**SMALL, "head_dim": 16, "final_logit_softcapping": 0.5, "initializer_range": 0.5})
