@@ -18,6 +18,7 @@ from specbench import registry
 from specbench.cli.main import app
 from specbench.engine.target import Target
 from specbench.errors import ConfigError
+from specbench.session import choose_dtype
 from specbench.train.checkpoint import read_curve
 from specbench.train.recipe import packaged_recipes, read_recipe
 
@@ -91,7 +92,7 @@ def test_prompts_become_a_checkpoint_that_drafts(made: Path, tmp_path: Path) -> 
         "--set", "optimiser.lr=4e-3", "--set", "phases.0.steps=6",
     )  # fmt: skip
     for said in ("parameters", "draft vocabulary: 200 tokens name", "phase 1: 6 steps", "held-out tau", "anchors/s",
-                 "of a large float32 product", "peak memory", "of disk"):  # fmt: skip
+                 f"of a large {choose_dtype('auto', device='cpu')} product", "peak memory", "of disk"):  # fmt: skip
         assert said in text, text
     settings = json.loads((tmp_path / "run" / "recipe.json").read_text())["settings"]
     assert settings["optimiser"]["lr"] == 4e-3
