@@ -23,6 +23,7 @@ from specbench.records.schema import Record
 from specbench.records.sla_result import SlaResult, SpaceRow
 from specbench.report.curves import FEW
 from specbench.report.series import family_key
+from specbench.report.tables import with_policy
 from specbench.resolve import silent_step
 from specbench.runner import INTERRUPTED, check_names
 from specbench.session import Session, TargetShelf, open_session
@@ -213,7 +214,9 @@ class _Prober:
             for policy, method in self.request.arms():
                 high = self._under(session, self.request.space.high, policy=policy)
                 cell = plan_cell(high, method, step=silent_step if repeat else self.screen.step)
-                label = self._label(cell, policy)
+                label = cell.label
+                if self.request.policies:
+                    label = with_policy(label, policy, draft_length=cell.spec.draft_length)
                 if (repeat, label) in self._planned:
                     raise ConfigError(f"'{method.label}' is listed twice ({label}); list it once")
                 self._planned[repeat, label], self._policies[label] = cell, policy
@@ -224,11 +227,6 @@ class _Prober:
             self.notes.append(str(busy))
             self.screen.say(str(busy))
         return {label: Contest(label) for repeat, label in self._planned if repeat == 0}
-
-    def _label(self, cell: PlannedCell, policy: str) -> str:
-        """A contestant's name in the result: with a policy that is not the plain one, where several were asked for."""
-        plain = not cell.spec.draft_length or policy in ("fixed", f"fixed:{cell.spec.draft_length}")
-        return cell.label if plain or not self.request.policies else f"{cell.label} {policy}"
 
     def _open(self, repeat: int) -> Session:
         spec = self.request.spec

@@ -11,9 +11,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from specbench.records.schema import Record
+from specbench.records.schema import Record, digest
 from specbench.report import numbers
-from specbench.report.tables import method_label
+from specbench.report.series import workload_key
+from specbench.report.tables import full_label, method_label
 from specbench.simulation.record import BACKEND
 
 FIGURES: tuple[tuple[str, str, dict[str, str]], ...] = (
@@ -45,19 +46,19 @@ class Pair:
 
 
 def compare(predictions: Sequence[Record], measured: Sequence[Record]) -> list[Pair]:
-    """Each prediction with the measured records of the same method, length, policy, load, prompts and weights."""
-    held: dict[tuple[object, ...], list[Record]] = {}
+    """Each prediction with the measured records of its contestant and load, on its machine, target and tasks."""
+    held: dict[str, list[Record]] = {}
     for record in measured:
         if record.status == "ok" and record.spec.get("backend", "engine") != BACKEND:
             held.setdefault(_setting(record), []).append(record)
     return [Pair(record, tuple(_figures(record, held.get(_setting(record), [])))) for record in predictions]
 
 
-def _setting(record: Record) -> tuple[object, ...]:
-    spec, load = record.spec, record.comparability.get("load")
-    weights = record.target.sha256, record.drafter.sha256 if record.drafter else None
-    asked = (str(spec.get(name)) for name in ("policy", "tasks", "temperature", "max_new_tokens", "ignore_eos"))
-    return (record.method, record.draft_length, load, *weights, *asked)
+def _setting(record: Record) -> str:
+    """Hash of what a prediction and a measurement must agree on: what makes runs comparable, but the engine's name."""
+    shared = {name: value for name, value in workload_key(record).items() if name != "engine"}
+    weights = record.drafter.sha256 if record.drafter else None
+    return digest([shared, record.comparability["load"], full_label(record), weights])
 
 
 def _figures(record: Record, real: Sequence[Record]) -> list[Compared]:

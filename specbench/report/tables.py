@@ -36,9 +36,12 @@ def policy_of(record: Record) -> str:
 
 def full_label(record: Record) -> str:
     """``dspark:7``, with the policy where it is not the plain one."""
-    policy = policy_of(record)
-    label = method_label(record)
-    plain = not record.draft_length or policy in ("fixed", f"fixed:{record.draft_length}")
+    return with_policy(method_label(record), policy_of(record), draft_length=record.draft_length)
+
+
+def with_policy(label: str, policy: str, *, draft_length: int) -> str:
+    """A method's label with its policy, left out where every draft is verified or none is made."""
+    plain = not draft_length or policy in ("fixed", f"fixed:{draft_length}")
     return label if plain else f"{label} {policy}"
 
 
