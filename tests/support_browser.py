@@ -89,3 +89,33 @@ def browser_session(root: Path) -> Iterator[Session]:
             yield Session(browser, root)
         finally:
             browser.close()
+
+
+def ready(page: Any) -> None:
+    """Wait until the board is drawn."""
+    page.wait_for_selector("#board[data-drawn]")
+
+
+def after(page: Any, act: Any) -> None:
+    """Do something and wait until the board has been drawn again."""
+    before = page.get_attribute("#board", "data-drawn")
+    act()
+    page.wait_for_function("before => document.getElementById('board').dataset.drawn !== before", arg=before)
+
+
+def unfold(page: Any) -> None:
+    """Long tables show their first rows only, until asked."""
+    ready(page)
+    while page.locator("button.more").count():
+        after(page, lambda: page.locator("button.more").first.click())
+
+
+def rows_of(page: Any) -> list[dict[str, Any]]:
+    """The rows of the board: run, place, text, the headings of its table, and cells with value and text."""
+    script = """rows => rows.map(row => ({
+        run: row.dataset.run, place: row.cells[0].textContent, text: row.cells[1].textContent,
+        heads: [...row.closest("table").tHead.rows[0].cells].map(cell => cell.querySelector("button")?.textContent),
+        cells: [...row.cells].map(cell => ({value: cell.dataset.value ?? null, text: cell.textContent})),
+    }))"""
+    found: list[dict[str, Any]] = page.eval_on_selector_all("#board tbody tr", script)
+    return found

@@ -17,6 +17,7 @@ from specbench.report import series
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 HOSTILE_TARGET = "</script><script>window.hacked=2</script>"
+BUSY = {"cpu": {"logical_cores": 2}, "load": {"others_cores": 1.0, "busy": "other processes use 1.0 of 2 processors"}}
 DOMAINS = ("chat", "code", "math")
 METHODS = {"vanilla": 0.0, "ngram": 0.45, "mtp": 0.62, "eagle3": 0.7, "dflash": 0.68, "dspark": 0.76}
 DRAFT_MS = {"vanilla": 0.0, "ngram": 0.3, "mtp": 0.9, "eagle3": 3.1, "dflash": 1.4, "dspark": 1.7}
@@ -155,6 +156,7 @@ def sweep() -> list[Record]:
              error={"kind": "CapacityError", "message": "the cache of 2 GiB does not hold 64 requests"}),
         cell("mtp", k=2, provenance={"git_sha": "f" * 40, "git_dirty": True, "device_name": "a processor",
              "not_rankable_because": ["the code has uncommitted changes"]}),
+        cell("eagle3", k=6, provenance={"git_sha": "f" * 40, "git_dirty": False, "device_name": "a processor", **BUSY}),
     ]  # fmt: skip
     return found
 

@@ -86,6 +86,7 @@ def column_data(column: Column) -> dict[str, Any]:
         "unit": column.unit,
         "better": column.better,
         "ranks": column.ranks,
+        "timed": column.timed,
     }
 
 
@@ -106,6 +107,7 @@ def row_data(row: Row) -> dict[str, Any]:
         "verdict": verdict.outcome if verdict is not None else "control" if record.method == "vanilla" else "",
         "evidence": verdict.reason if verdict is not None else "",
         "reasons": row.reasons,
+        "untimed": row.untimed,
         "created": record.created,
         "seed": record.spec.get("seed"),
         "n": requests_of(record),
@@ -176,6 +178,7 @@ def point_data(point: Point) -> dict[str, Any]:
         "load": point.load,
         "users": record.spec.get("concurrency"),
         "reasons": point.reasons,
+        "untimed": point.untimed,
         "frontier": point.on_frontier,
         "values": {name: cell_data(point.values[name]) for name in VALUES if name in point.values},
         "phases": {name: cell_data(cell) for name, cell in point.phases.items()},

@@ -219,10 +219,24 @@ def obstacles(record: Record) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def timing_obstacles(record: Record) -> list[str]:
+    """Why its times may not be ranked although its counts may: the machine had other work when the run began."""
+    load = record.provenance.get("load") or {}
+    if "busy" not in load:
+        return []
+    others, cores = load.get("others_cores"), (record.provenance.get("cpu") or {}).get("logical_cores")
+    used = (
+        "other processes kept the machine busy"
+        if others is None or cores is None
+        else (f"other processes used {others:.1f} of {cores} processors")
+    )
+    return [f"{used}: its times are not ranked"]
+
+
 def require_rankable(records: Sequence[Record], *, timings: bool) -> None:
     """Refuse to rank rows that must not be, or not together. Errors: RecordError saying which and why."""
     for record in records:
-        reasons = obstacles(record)
+        reasons = obstacles(record) + (timing_obstacles(record) if timings else [])
         if reasons:
             which = f"run {record.run_id} ({record.method})"
             raise RecordError(f"{which} cannot be ranked: {'; '.join(reasons)}; leave it out")

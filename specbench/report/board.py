@@ -39,14 +39,22 @@ class Column:
     ranks: bool = False
     over: str | None = None
     scoped: bool = True
+    timed: bool = False  # a time, or made of times: no place for a run on a busy machine
 
 
 _MEAN = (("stat", "mean"),)
 _DECODE = (("steps", "decode"), *_MEAN)
 COLUMNS = (
-    Column("speed_up", "Speed-up", "speed_up", "Seconds per token of plain decoding over the method's", ranks=True),
+    Column(
+        "speed_up",
+        "Speed-up",
+        "speed_up",
+        "Seconds per token of plain decoding over the method's",
+        ranks=True,
+        timed=True,
+    ),
     Column("tau", "τ", "tau", "Tokens committed per round, bonus included", ranks=True),
-    Column("user", "tok/s/user", "tokens_per_s_user", "Mean over requests of 1 / TPOT", _MEAN, ranks=True),
+    Column("user", "tok/s/user", "tokens_per_s_user", "Mean over requests of 1 / TPOT", _MEAN, ranks=True, timed=True),
     Column(
         "throughput",
         "tok/s",
@@ -54,6 +62,7 @@ COLUMNS = (
         "Output tokens per second in the steady window",
         ranks=True,
         scoped=False,
+        timed=True,
     ),
     Column("t_draft", "T_draft", "T_draft", "Mean drafting time of a decode round", _DECODE, "ms", "lower"),
     Column("t_verify", "T_verify", "T_verify", "Mean verification time of a decode round", _DECODE, "ms", "lower"),
@@ -92,6 +101,7 @@ class Row:
     reasons: list[str]
     cells: dict[Scope, dict[str, Cell]]
     memory: int | None
+    untimed: list[str] = field(default_factory=list)  # why it has no place by its times
     contestant: str = ""  # the same for repeats
     repeats: int = 0  # other runs of the same contestant in the group
 
@@ -212,6 +222,7 @@ def row_of(record: Record) -> Row:
         reasons=keys.obstacles(record),
         cells=_cells(record),
         memory=_memory(record),
+        untimed=keys.timing_obstacles(record),
         contestant=contestant_in_group(record),
     )
 
@@ -257,25 +268,29 @@ def contestant_in_group(record: Record) -> str:
 
 
 def _mark_repeats(rows: Sequence[Row]) -> None:
-    """Of several runs of one contestant the newest that may be ranked is; the others say so."""
+    """Of several runs of one contestant the newest is ranked, if there is one the newest on an idle machine."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row.contestant, []).append(row)
     for same in found.values():
         newest: Row | None = None
-        for row in sorted(same, key=lambda row: (row.record.created, row.record.run_id), reverse=True):
+        order = sorted(same, key=lambda row: (row.record.created, row.record.run_id), reverse=True)
+        for row in sorted(order, key=lambda row: bool(row.untimed)):
             row.repeats = len(same) - 1
             if not row.rankable:
                 continue
             if newest is None:
                 newest = row
+            elif row.untimed and not newest.untimed:
+                row.reasons.append(f"{row.untimed[0]}; {newest.record.run_id} of the same contestant is")
             else:
                 row.reasons.append(f"an earlier run of the same contestant; {newest.record.run_id} is the newest")
 
 
 def _rank(group: Group, column: Column, scope: Scope) -> None:
     """Places 1, 2, 3 by value, best first; equal values share one."""
-    held = [row for row in group.rows if row.rankable and column.key in row.cells.get(scope, {})]
+    rankable = [row for row in group.rows if row.rankable and not (column.timed and row.untimed)]
+    held = [row for row in rankable if column.key in row.cells.get(scope, {})]
     sign = -1 if column.better == "higher" else 1
     held.sort(key=lambda row: sign * row.cells[scope][column.key].value)
     place = 0
@@ -291,7 +306,7 @@ def _rank(group: Group, column: Column, scope: Scope) -> None:
 def _order(row: Row) -> tuple[int, float, str, str]:
     """Ranked rows by speed-up, then by tau; the control after those; rows that cannot be ranked last."""
     cells = row.cells.get(EVERYTHING, {})
-    speed = cells.get("speed_up")
+    speed = None if row.untimed else cells.get("speed_up")
     place = 2 if not row.rankable else 0 if speed is not None else 1
     value = speed.value if speed is not None else cells["tau"].value if "tau" in cells else 0.0
     return place, -value, row.label, row.record.run_id
@@ -344,5 +359,7 @@ def why_unplaced(row: Row, column: Column, scope: Scope) -> str:
         return "; ".join(row.reasons)
     if row.record.method == "vanilla" and column.key == "speed_up":
         return NO_CONTROL
+    if column.timed and row.untimed:
+        return "; ".join(row.untimed)
     where = f" for {scope[0][0]} {scope[0][1]}" if scope else ""
     return f"no {column.title}{where} in the record"

@@ -128,7 +128,7 @@ def _compared(
         if count:
             remarks.append(f"{count} requests of {arm.label} have no partner and are left out")
     for arm in (first, second):
-        reasons = keys.obstacles(arm.record)
+        reasons = keys.obstacles(arm.record) + (keys.timing_obstacles(arm.record) if timings else [])
         if reasons:
             remarks.append(f"{arm.label} cannot be ranked: {'; '.join(reasons)}")
     found = Comparison(

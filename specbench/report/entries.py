@@ -55,6 +55,11 @@ class Entry:
         return name == "fixed" and argument in ("", str(self.record.draft_length))
 
     @property
+    def timed(self) -> bool:
+        """Its times may be ranked: the machine had no other work in any of the runs."""
+        return not any(keys.timing_obstacles(record) for record in self.records)
+
+    @property
     def calibrated(self) -> str | None:
         """Hash of the calibration of its confidences; None where they are the drafter's own."""
         return calibration_of(self.record)
@@ -104,6 +109,7 @@ def gather(records: Sequence[Record], *, unsure: bool = False) -> tuple[list[Ent
         if reasons:
             notes.append(f"run {record.run_id} ({method_label(record)}): {'; '.join(reasons)}")
             continue
+        notes += [f"run {record.run_id} ({method_label(record)}): {text}" for text in keys.timing_obstacles(record)]
         rows.setdefault(_repeat_key(record), []).append(record)
     groups = [group for found in rows.values() for group in _split(found)]
     return [Entry(tuple(group), tuple(Estimates(record) for record in group)) for group in groups], notes

@@ -37,7 +37,7 @@ def _figure(key: str, title: str, caption: str, sheets: Iterable[Sheet | None], 
 
 
 def _groups(entries: Iterable[Entry], *, timings: bool, loads: bool = False) -> Mapping[str, list[Entry]]:
-    held = list(entries)
+    held = [entry for entry in entries if entry.timed or not timings]
     if not loads:
         return bucket(held, lambda entry: rows.setting(entry, timings=timings))
     # what the loads' own samples of prompts decide is for `by_workload`: a set of it is a sheet

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from specbench.config import BASELINE
 from specbench.errors import RecordError
+from specbench.records import keys
 from specbench.records.schema import EstimateRow, Record
 from specbench.report import curves, numbers
 from specbench.report.arms import row_key
@@ -67,6 +68,9 @@ def _usable(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
             where = record.comparability.get("load")
             notes.append(f"run {record.run_id} ({method_label(record)}, {where}) has no {' and no '.join(lacking)}")
         else:
+            reasons = keys.obstacles(record) + keys.timing_obstacles(record)
+            if reasons:  # shown, as compare does, and said
+                notes.append(f"run {record.run_id} ({method_label(record)}) cannot be ranked: {'; '.join(reasons)}")
             usable.append(record)
     return usable, notes
 

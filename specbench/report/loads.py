@@ -68,7 +68,7 @@ def at_loads(records: Sequence[Record]) -> tuple[list[AtLoad], list[str]]:
         if record.status != "ok" or record.find(THROUGHPUT) is None:
             notes.append(f"run {record.run_id} ({full_label(record)}) is {record.status} or has no steady throughput")
             continue
-        reasons = keys.obstacles(record)
+        reasons = keys.obstacles(record) + keys.timing_obstacles(record)
         if reasons:  # shown, as compare does, and said
             notes.append(f"run {record.run_id} ({full_label(record)}) cannot be ranked: {'; '.join(reasons)}")
         groups.setdefault(_setting(record), []).append(record)
@@ -123,7 +123,7 @@ def _rows(members: Sequence[Record]) -> list[Row]:
     fixed = [(runs, values) for runs, values in held if _is_fixed(runs[0])]
     if not fixed:
         return []
-    sound = [one for one in fixed if not any(keys.obstacles(run) for run in one[0])]
+    sound = [one for one in fixed if not any(keys.obstacles(run) + keys.timing_obstacles(run) for run in one[0])]
     best, theirs = max(sound or fixed, key=lambda one: float(np.mean(list(one[1].values()))))
     made = []
     for runs, ours in held:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from specbench.config import BASELINE
 from specbench.errors import RecordError, unknown_name
+from specbench.records import keys
 from specbench.records.schema import EstimateRow, Record
 from specbench.report import curves
 from specbench.report.arms import row_key
@@ -143,6 +144,9 @@ def _why_not(record: Record, level: Sla) -> str | None:
         outcome = record.verdict.outcome if record.verdict is not None else "absent"
         if outcome != "pass":
             return f"its losslessness verdict is {outcome}"
+    busy = keys.timing_obstacles(record)
+    if busy:
+        return busy[0]
     lacking = [name for name, row in _asked(record, level).items() if row is None]
     if record.find(THROUGHPUT) is None:
         lacking.insert(0, "steady throughput (too few requests for its users)")

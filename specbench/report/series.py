@@ -49,6 +49,7 @@ class Point:
     survival: dict[int, Cell]
     reliability: dict[int, list[Bin]]
     ece: dict[int, Cell]
+    untimed: list[str] = field(default_factory=list)  # why its times are not ranked though it may be
     on_frontier: bool = False
 
     @property
@@ -155,6 +156,7 @@ def point_of(record: Record) -> Point:
         survival=_by_position(found, "survival"),
         reliability=_reliability(record),
         ece=_by_position(found, "ece"),
+        untimed=keys.timing_obstacles(record),
     )
 
 
@@ -173,8 +175,9 @@ def families(records: Sequence[Record]) -> list[Family]:
 
 
 def _mark_frontier(points: Sequence[Point]) -> None:
-    """The rankable points that no other rankable one beats in throughput and tok/s/user."""
-    held = [point for point in points if not point.reasons and {"user", "throughput"} <= set(point.values)]
+    """The points whose times may be ranked and that no other such one beats in throughput and tok/s/user."""
+    able = [point for point in points if not point.reasons and not point.untimed]
+    held = [point for point in able if {"user", "throughput"} <= set(point.values)]
     places = [(point.values["user"].value, point.values["throughput"].value, 0.0) for point in held]
     for point, beaten in zip(held, dominated(places)):
         point.on_frontier = not beaten

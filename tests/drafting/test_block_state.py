@@ -139,3 +139,15 @@ def test_shared_modules_scales_and_caps() -> None:
     small.ready(x.device)
     with torch.inference_mode():
         torch.testing.assert_close(small.logits(x), before)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_a_shortened_block_goes_to_the_heads_without_gaps(rows: int, shift: int, drafts: int) -> None:
+    """A matrix library multiplies rows with gaps one by one: drafting 3 of 7 took seven times as long as drafting 7."""
+    model = block_model(block_config(slot_shift=shift))
+    hidden = torch.randn(rows, 4, HIDDEN)
+    found = model.predictions(hidden, drafts=drafts)
+    assert found.stride() == (drafts * HIDDEN, HIDDEN, 1)
+    assert torch.equal(found, hidden[:, 1 - shift : 1 - shift + drafts])

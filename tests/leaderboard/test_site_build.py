@@ -11,13 +11,13 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from specbench_leaderboard._shards import script_json
 from specbench_leaderboard.build import Built, build
 from specbench_leaderboard.serve import serve
+from support_golden import RunPage, run_page_holds
 from support_records import make_record
 from support_site import HOSTILE, HOSTILE_TARGET, cell, hostile, search, sweep, write_all
 
@@ -45,50 +45,9 @@ def site(records: list[Record], tmp_path_factory: pytest.TempPathFactory) -> Bui
     return build(folder / "records", out=folder / "out")
 
 
-class _Estimates(HTMLParser):
-    """(metric, scope) -> (value, text, low, high, bounds) of a run page's tables, and the tags of the page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[tuple[str, str], list[str | None]] = {}
-        self.tags: list[str] = []
-        self._row: list[str | None] | None = None
-        self._into: int | None = None
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.tags.append(tag)
-        if tag == "tr" and "data-metric" in given:
-            self._row = ["", "", None, None, ""]
-            self.found[str(given["data-metric"]), str(given["data-scope"])] = self._row
-        elif tag == "data" and self._row is not None:
-            self._row[0], self._into = given["value"], 1
-        elif tag == "td" and "data-low" in given and self._row is not None:
-            self._row[2], self._row[3], self._into = given["data-low"], given["data-high"], 4
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in ("data", "td"):
-            self._into = None
-
-    def handle_data(self, data: str) -> None:
-        if self._row is not None and self._into is not None:
-            self._row[self._into] = str(self._row[self._into]) + data
-
-
 def test_every_estimate_on_a_run_s_page_is_the_record_s(site: Built, records: list[Record]) -> None:
     for record in records[::9]:
-        parser = _Estimates()
-        parser.feed((site.index.parent / "runs" / f"{record.run_id}.html").read_text(encoding="utf-8"))
-        assert len(parser.found) == len(record.estimates)
-        for row in record.estimates:
-            value, text, low, high, bounds = parser.found[row.metric, json.dumps(row.scope, sort_keys=True)]
-            assert json.loads(str(value)) == row.value
-            assert text == numbers.number(row)
-            if row.low is None or row.high is None:
-                assert (low, high) == (None, None)
-            else:
-                assert (json.loads(str(low)), json.loads(str(high))) == (row.low, row.high)
-                assert bounds == "[" + ",".join(numbers.bounds(row) or ()) + "]"
+        run_page_holds(site.index.parent, record)
 
 
 def test_downloads_are_the_records_byte_for_byte_and_every_estimate(site: Built, records: list[Record]) -> None:
@@ -124,7 +83,7 @@ def test_markup_in_names_is_escaped_in_every_file(site: Built, records: list[Rec
         assert "<b>GPU" not in text
         seen += "&lt;img src=x" in text or "\\u003cimg src=x" in text
     assert seen >= 5  # ranking, group, run, and their data
-    parser = _Estimates()
+    parser = RunPage()
     parser.feed((site.index.parent / "runs" / f"{records[-1].run_id}.html").read_text(encoding="utf-8"))
     assert not {"img", "b"} & set(parser.tags)
     assert parser.tags.count("script") == 5  # the page's own

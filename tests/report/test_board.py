@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support_confidence import confident_trace
 from support_records import save_run
-from support_site import cell, sweep
+from support_site import BUSY, cell, sweep
 from support_traces import plain_trace, simulate_trace
 
 from specbench.metrics._all import compute_all
@@ -71,9 +71,37 @@ def test_of_repeats_the_newest_that_may_be_ranked_is() -> None:
     assert reasons[broken.run_id] == ["the losslessness verdict is inconclusive"]
 
 
+def test_a_run_on_a_busy_machine_is_ranked_by_its_counts_and_not_by_its_times() -> None:
+    busy, idle = cell("eagle3", k=6, provenance={"git_sha": "f" * 40, "git_dirty": False, **BUSY}), cell("dspark")
+    (group,) = board.groups([busy, idle])
+    rows = {row.record.run_id: row for row in group.rows}
+    why = "other processes used 1.0 of 2 processors: its times are not ranked"
+    for column in (column for column in board.COLUMNS if column.ranks):
+        assert (rows[busy.run_id].cells[()][column.key].rank is None) == column.timed
+        if column.timed:
+            assert rows[idle.run_id].cells[()][column.key].rank == 1
+            assert board.why_unplaced(rows[busy.run_id], column, ()) == why
+    assert [column.key for column in board.COLUMNS if column.ranks and not column.timed] == ["tau"]
+    (family,) = series.families([busy, idle])
+    assert [point.record.run_id for point in family.points if point.on_frontier] == [idle.run_id]
+    assert [point.record.run_id for point in family.points if point.untimed] == [busy.run_id]
+
+
+def test_of_repeats_one_on_an_idle_machine_is_ranked() -> None:
+    idle = cell("ngram", created="2026-01-01T00:00:00Z", seed=1)
+    made_by = {"git_sha": "f" * 40, "git_dirty": False, **BUSY}
+    busy = cell("ngram", created="2026-01-02T00:00:00Z", seed=2, provenance=made_by)
+    (group,) = board.groups([idle, busy])
+    assert [row.record.run_id for row in group.ranked] == [idle.run_id]
+    reasons = {row.record.run_id: row.reasons for row in group.rows}[busy.run_id]
+    assert reasons == [f"{keys.timing_obstacles(busy)[0]}; {idle.run_id} of the same contestant is"]
+
+
 def test_the_frontier_holds_what_no_ranked_run_beats_and_nothing_else(records: list[Record]) -> None:
     for family in series.families(records):
-        usable = [p for p in family.points if not p.reasons and {"user", "throughput"} <= set(p.values)]
+        usable = [
+            p for p in family.points if not p.reasons and not p.untimed and {"user", "throughput"} <= set(p.values)
+        ]
         for point in family.points:
             x, y = (point.values["user"].value, point.values["throughput"].value) if point in usable else (0.0, 0.0)
             beaten = any(

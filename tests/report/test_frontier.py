@@ -49,8 +49,11 @@ def cell(
         row("mean_batch_rows", users, "rows"),
     ]
     length = 0 if method == "vanilla" else 3
-    drafter = {} if length else {"drafter": None}
-    more = {**drafter, "estimates": estimates, **fields}
+    verdict = {"outcome": "pass", "rule": "greedy", "reason": "compared", "requests_compared": 9,
+               "rounds_with_drafts": 99}  # fmt: skip
+    drafter: dict[str, Any] = {"verdict": verdict} if length else {"drafter": None}
+    made_by = {"git_sha": "f" * 40, "git_dirty": False}
+    more = {**drafter, "estimates": estimates, "provenance": made_by, **fields}
     return make_record(method=method, draft_length=length, key=key, spec=spec, **more)
 
 
@@ -157,6 +160,22 @@ def test_contestants_with_one_name_are_told_apart() -> None:
     found = frontier([cell("toy", 4, 40.0, 100.0), cell("toy", 4, 44.0, 100.0, drafter=other)])
     assert len({c.label for c in found.curves}) == 2
     assert any("88888888" in c.label for c in found.curves)
+
+
+def test_runs_that_cannot_be_ranked_are_points_and_said() -> None:
+    load = {"load": {"others_cores": 1.0, "busy": "so they are"}, "cpu": {"logical_cores": 2}}
+    busy = cell("toy", 64, 3.0, 250.0, provenance={"git_sha": "f" * 40, "git_dirty": False, **load})
+    unsure = cell("toy", 128, 2.0, 240.0, verdict=None)
+    found = frontier([*cells(), busy, unsure])
+    why = "other processes used 1.0 of 2 processors: its times are not ranked"
+    assert sorted(found.notes) == sorted([
+        f"run {busy.run_id} (toy:3) cannot be ranked: {why}",
+        f"run {unsure.run_id} (toy:3) cannot be ranked: the losslessness verdict is absent",
+    ])  # fmt: skip
+    curve = found.find("toy:3")
+    assert curve is not None
+    assert [point.size for point in curve.points][-2:] == [64, 128]
+    assert frontier(cells()).notes == ()
 
 
 def test_a_heavier_load_may_ask_more_prompts_of_the_same_tasks() -> None:

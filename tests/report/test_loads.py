@@ -97,6 +97,17 @@ def test_rows_that_may_not_be_ranked_are_named() -> None:
     assert notes == [f"run {bad.run_id} (dspark:7 fixed:3) cannot be ranked: the losslessness verdict is fail"]
 
 
+def test_what_ran_on_a_busy_machine_is_not_the_best_and_is_named() -> None:
+    fast = cell("fixed:3", 8, 130.0)
+    load = {"others_cores": 0.8, "busy": "other processes use 0.8 of 2 processors"}
+    busy = fast.model_copy(update={"provenance": {**fast.provenance, "load": load, "cpu": {"logical_cores": 2}}})
+    (found,), notes = at_loads([*sweep(rates={None: [100.0], "fixed:1": [110.0]}), busy])
+    assert [row.label for row in found.rows if row.best] == ["dspark:7 fixed:1"]
+    assert [note.partition("cannot be ranked: ")[2] for note in notes] == [
+        "other processes used 0.8 of 2 processors: its times are not ranked"
+    ]
+
+
 def test_plain_decoding_may_be_the_best_and_loads_have_their_own() -> None:
     light, heavy = dict(RATES), {**RATES, None: [140.0, 143.0, 139.0]}
     found, _ = at_loads([*sweep(64, heavy), *sweep(2, light)])

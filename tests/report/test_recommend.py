@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support_records import KEY, make_record
+from support_site import BUSY
 
 from specbench.errors import RecordError, UnknownNameError
 from specbench.records import store
@@ -102,12 +103,14 @@ def test_what_may_not_be_weighed_is_named() -> None:
         setting("dflash", 300.0, status="failed"),
         setting("dflash", 300.0, spec={"causal": False}),
         setting("dspark-rnn", 900.0, key=other),
+        setting("mtp", 900.0, provenance={"git_sha": "f" * 40, "git_dirty": False, **BUSY}),
     ]
     found = recommend(records, LEVEL)
     assert found.chosen is not None
     assert found.chosen.label == "ngram:3"
     said = "\n".join(found.left_out)
     for part in ("verdict is fail", "verdict is absent", "no steady throughput", "it is failed", "not causal",
+                 "its times are not ranked",
                  "1 runs (dspark-rnn:3) are not comparable with the 2 weighed: target weights"):  # fmt: skip
         assert part in said
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support_figures import NASTY, changed, full_set, row, table_cell
-from support_site import HOSTILE, HOSTILE_TARGET, cell, write_all
+from support_site import BUSY, HOSTILE, HOSTILE_TARGET, cell, write_all
 
 from specbench.cli import main
 from specbench.errors import ConfigError
@@ -36,6 +36,10 @@ def read_csv(data: bytes | str) -> list[dict[str, str]]:
 
 def made(records: list[Record]) -> dict[str, Figure]:
     return {figure.key: figure for figure in figures(gather(records)[0])}
+
+
+def runs_of(sheet: Sheet) -> set[str]:
+    return {run for panel in sheet.panels for series in panel.series for mark in series.marks for run in mark.run_ids}
 
 
 class Page(HTMLParser):
@@ -257,6 +261,17 @@ def test_repeats_are_one_point_with_the_interval_of_runs() -> None:
     assert [mark.row.value for mark in series.marks] == pytest.approx([np.mean(part) for part in values])
     assert [len(mark.run_ids) for mark in series.marks] == [3, 3]
     assert {mark.row.interval for mark in series.marks} == {"run to run"}
+
+
+def test_times_of_a_busy_machine_are_not_drawn_and_its_counts_are() -> None:
+    provenance = {"git_sha": "f" * 40, "git_dirty": False, **BUSY}
+    busy, idle, other = cell("dspark", k=3, provenance=provenance), cell("dspark", k=7), cell("dspark", k=5)
+    entries, notes = gather([busy, idle, other])
+    assert [note for note in notes if busy.run_id in note and "times are not ranked" in note]
+    drawn = {figure.key: {run for one in figure.sheets for run in runs_of(one)} for figure in figures(entries)}
+    assert busy.run_id in drawn["fig2"]
+    assert idle.run_id in drawn["fig4"]
+    assert not any(busy.run_id in drawn[key] for key in ("fig4", "fig7", "fig8"))
 
 
 # ------------------------------------------------------------------------------------------------- what is kept apart

@@ -19,6 +19,7 @@
     if (row.reasons.length) return row.reasons.join("; ");
     if (row.method === "vanilla" && view.rank === "speed_up") return "plain decoding is what the others are compared with";
     const column = columns.find((c) => c.key === view.rank);
+    if (column.timed && row.untimed.length) return row.untimed.join("; ");
     return "no " + column.title + (view.scope ? " for domain " + view.scope : "") + " in the record";
   };
 

@@ -6,9 +6,11 @@
 
   const both = (point) => point.values.user && point.values.throughput;
 
+  const timed = (point) => !point.reasons.length && !point.untimed.length;
+
   // the best ranked run of each contestant that keeps the floor
   S.attainable = function (points, floor) {
-    const lines = S.groupBy(points.filter((p) => both(p) && !p.reasons.length), S.seriesName);
+    const lines = S.groupBy(points.filter((p) => both(p) && timed(p)), S.seriesName);
     return [...lines].map(function ([name, list]) {
       const held = list.filter((p) => p.values.user[0] >= floor);
       const best = held.length ? held.reduce((a, b) => (b.values.throughput[0] > a.values.throughput[0] ? b : a)) : null;
@@ -34,9 +36,10 @@
       const colour = trace.line.color;
       trace.error_x = S.bars(list.map((p) => p.values.user), colour);
       trace.line.width = 1;
+      trace.marker.color = list.map((p) => (timed(p) ? colour : "rgba(0,0,0,0)"));
       trace.marker.opacity = list.map((p) => (p.frontier ? 1 : 0.62));
       trace.marker.size = list.map((p) => (p.frontier ? 11 : 8));
-      trace.text = list.map((p) => S.plain(S.seriesName(p) + ", " + p.load + ": " + p.values.throughput[3] + " tok/s, " + p.values.user[3] + " tok/s/user" + (p.frontier ? ", on the frontier" : p.reasons.length ? ", not ranked" : ", dominated")));
+      trace.text = list.map((p) => S.plain(S.seriesName(p) + ", " + p.load + ": " + p.values.throughput[3] + " tok/s, " + p.values.user[3] + " tok/s/user" + (p.frontier ? ", on the frontier" : timed(p) ? ", dominated" : ", not ranked")));
       return trace;
     });
     const edge = drawn.filter((p) => p.frontier).sort((a, b) => a.values.user[0] - b.values.user[0]);
