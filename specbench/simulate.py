@@ -138,6 +138,8 @@ def source_of(record: Record, trace: RunTrace, spec: SimulationSpec) -> Source:
         ]
     )
     differs = bool(notes)  # another target's or setting's table is a question of its own: it is not drawn to this run
+    length = step_costs.fit_draft_price(trace, costs, drawn=same_device and not differs)
+    notes += [length] if length is not None else []
     if spec.overhead != "recorded":
         costs.overhead = Overhead(float(spec.overhead))
     elif same_device:
@@ -146,7 +148,7 @@ def source_of(record: Record, trace: RunTrace, spec: SimulationSpec) -> Source:
         notes.append("a step costs forward and drafting only, as the recorded overhead is another device's; --overhead")
     share = step_costs.forward_check(trace, costs) if same_device else None
     if share is not None:
-        text = f"the table's forward takes {share:.2f} times what the recorded steps took (median)"
+        text = f"the table's forward takes {share:.2f} times what the recorded steps took, all together"
         if place.device is not None and not differs:
             costs.scale = 1.0 / share
             text += "; it is scaled to them"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from specbench.config import BASELINE
 from specbench.engine.cost_table import CostTable, RowCost
 from specbench.errors import ConfigError, RecordError
 from specbench.metrics._emissions import pure_decode
-from specbench.types import RunTrace, StepTrace
+from specbench.types import RunTrace
 
 NO_PRICE = RowCost((1,), (0.0,))
 
@@ -64,10 +64,28 @@ def draft_price(table: CostTable, method: str) -> RowCost:
     return table.draft[method]
 
 
+def fit_draft_price(trace: RunTrace, costs: StepCosts, *, drawn: bool) -> str | None:
+    """Draw a price of another draft length to what the recorded rounds took, if ``drawn``; a remark where it differs.
+
+    The price becomes the table's times the recorded drafting over it, both summed over the steps that only decode.
+    """
+    priced = costs.draft.draft_length
+    if priced is None or not trace.draft_length or priced == trace.draft_length:
+        return None
+    text = f"the table prices {priced} drafts a row, the recorded rounds have {trace.draft_length}"
+    drafting = _drafting_rows(trace)
+    steps = [step for step in trace.steps if pure_decode(step) and drafting.get(step.step)] if drawn else []
+    if not steps:
+        return text
+    factor = sum(step.draft_s for step in steps) / sum(costs.draft_s(drafting[step.step]) for step in steps)
+    costs.draft = replace(costs.draft, seconds=tuple(seconds * factor for seconds in costs.draft.seconds))
+    return f"{text}; its price is multiplied by {factor:.2f}, to what they took"
+
+
 def recorded_overhead(trace: RunTrace, costs: StepCosts) -> Overhead:
     """The recorded run's own share of a step: its pure decode steps without forward and proposals.
 
-    A straight line over the rows where the run had steps of several sizes, else the median. Errors: RecordError for a
+    A straight line over the rows where the run had steps of several sizes, else the mean. Errors: RecordError for a
     run without a pure decode step.
     """
     drafting = _drafting_rows(trace)
@@ -77,9 +95,9 @@ def recorded_overhead(trace: RunTrace, costs: StepCosts) -> Overhead:
     rest: dict[int, list[float]] = {}
     for step in steps:
         spent = step.total_s - step.verify_s - costs.draft_s(drafting.get(step.step, 0))
-        rest.setdefault(step.decode_rows, []).append(max(spent, 0.0))
+        rest.setdefault(step.decode_rows, []).append(spent)
     rows = sorted(rest)
-    typical = [median(rest[count]) for count in rows]
+    typical = [fmean(rest[count]) for count in rows]
     if len(rows) == 1:
         return Overhead(typical[0], 0.0)
     weights = [len(rest[count]) ** 0.5 for count in rows]
@@ -90,15 +108,13 @@ def recorded_overhead(trace: RunTrace, costs: StepCosts) -> Overhead:
 
 
 def forward_check(trace: RunTrace, costs: StepCosts) -> float | None:
-    """Median over the recorded decode steps of the table's forward time over the recorded one; None without any."""
-    found = [
-        _ratio(step, costs) for step in trace.steps if pure_decode(step) and step.decode_rows and step.verify_s > 0
-    ]
-    return median(found) if found else None
+    """The table's forwards over the recorded ones, both summed over the steps that only decode; None without any.
 
-
-def _ratio(step: StepTrace, costs: StepCosts) -> float:
-    return costs.forward_s(step.decode_tokens, step.decode_rows) / step.verify_s
+    Sums, as throughput is made of sums: a median would leave out the slow steps that a machine has now and then.
+    """
+    steps = [step for step in trace.steps if pure_decode(step) and step.decode_rows and step.verify_s > 0]
+    ours = sum(costs.forward_s(step.decode_tokens, step.decode_rows) for step in steps)
+    return ours / sum(step.verify_s for step in steps) if steps else None
 
 
 def _drafting_rows(trace: RunTrace) -> dict[int, int]:

@@ -156,3 +156,22 @@ def test_another_device_is_said_and_its_overhead_not_taken() -> None:
     assert source.costs.overhead.at(8) == 0
     own = source_of(make_record(method="toy", draft_length=3), recorded(), SimulationSpec(table=FLAT))
     assert own.costs.overhead.at(1) > 0
+
+
+def test_a_price_of_another_draft_length_is_drawn_to_the_recorded_rounds() -> None:
+    from dataclasses import replace
+
+    trace, record = recorded(), make_record(method="toy", draft_length=3)
+    longer = replace(FLAT, draft={"toy": RowCost((1, 8), (0.07, 0.07), draft_length=7)})
+    source = source_of(record, trace, SimulationSpec(table=longer))
+    took = {step.draft_s for step in trace.steps if step.decode_rows}
+    assert len(took) == 1
+    assert source.costs.draft_s(1) == pytest.approx(took.pop())
+    text = "prices 7 drafts a row, the recorded rounds have 3"
+    assert any(f"{text}; its price is multiplied by" in note for note in source.notes)
+    same = source_of(record, trace, SimulationSpec(table=replace(longer, draft={"toy": RowCost((1,), (0.07,), (), 3)})))
+    assert same.costs.draft_s(1) == 0.07
+    other = replace(longer, origin=Origin(device="an accelerator"))
+    apart = source_of(record, trace, SimulationSpec(table=other))
+    assert apart.costs.draft_s(1) == 0.07
+    assert any(note.endswith(text) for note in apart.notes)
