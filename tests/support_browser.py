@@ -106,8 +106,9 @@ def after(page: Any, act: Any) -> None:
 def unfold(page: Any) -> None:
     """Long tables show their first rows only, until asked."""
     ready(page)
-    while page.locator("button.more").count():
-        after(page, lambda: page.locator("button.more").first.click())
+    for button in ("button.more-groups", "button.more"):
+        while page.locator(button).count():
+            after(page, lambda button=button: page.locator(button).first.click())
 
 
 def rows_of(page: Any) -> list[dict[str, Any]]:
