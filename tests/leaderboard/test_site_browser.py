@@ -13,7 +13,7 @@ import pytest
 from specbench_leaderboard.build import build
 from support_browser import Session, after, browser_session, ready, rows_of, unfold
 from support_golden import table_holds
-from support_site import HOSTILE, hostile, search, sweep, write_all
+from support_site import HOSTILE, cell, hostile, search, sweep, write_all
 
 from specbench.records import sla_result
 from specbench.records.schema import Record
@@ -161,6 +161,26 @@ def test_the_floor_moves_the_line_and_the_table_follows(session: Session, record
         page.wait_for_selector("#position .legendtext")
         legend = page.eval_on_selector_all("#position .legendtext", "all => all.map(one => one.textContent)")
         assert any(HOSTILE in text for text in legend)
+
+
+def test_repeats_of_a_load_are_marks_and_the_line_goes_through_their_mean(session: Session) -> None:
+    twice = [cell("dspark"), cell("dspark", seed=1, created="2026-01-03T03:04:05Z")]
+    values = [
+        [run.find("tokens_per_s_user", stat="mean").value, run.find("steady_tokens_per_s").value] for run in twice
+    ]  # type: ignore[union-attr]
+    with session.page("charts.html") as page:
+        page.wait_for_selector("#frontier .plot .legendtext")
+        script = "plot => plot.data.map(t => ({name: t.name, mode: t.mode, at: t.x.map((x, i) => [x, t.y[i]])}))"
+        traces = page.eval_on_selector("#frontier .plot", script)
+    marks, line = (next(t["at"] for t in traces if t["mode"] == mode and values[0] in marks_of(traces, t["name"]))
+                   for mode in ("markers", "lines"))  # fmt: skip
+    assert all(value in marks for value in values)
+    assert len(line) == len(marks) - 1
+    assert line[0] == pytest.approx([sum(part) / 2 for part in zip(*values)])
+
+
+def marks_of(traces: list[dict[str, Any]], name: str) -> list[list[float]]:
+    return [place for trace in traces if trace["name"] == name and trace["mode"] == "markers" for place in trace["at"]]
 
 
 def test_names_from_records_are_text_on_every_page(session: Session, records: list[Record]) -> None:

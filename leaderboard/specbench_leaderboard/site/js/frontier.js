@@ -2,7 +2,7 @@
 (function (S) {
   "use strict";
 
-  S.FRONTIER = { id: "frontier", title: "Throughput against tok/s/user", note: "Each line is one contestant at growing load. The dashed line joins the runs that no other beats in both; the others are dominated and stay visible. Move the floor to read what each contestant can serve." };
+  S.FRONTIER = { id: "frontier", title: "Throughput against tok/s/user", note: "Each line is one contestant at growing load, through the mean of its runs at each. The dashed line joins the runs that no other beats in both; the others are dominated and stay visible. Move the floor to read what each contestant can serve." };
 
   const both = (point) => point.values.user && point.values.throughput;
 
@@ -27,20 +27,29 @@
     return S.table("Largest throughput of each contestant at " + floor.toFixed(1) + " tok/s/user or more", heads, rows);
   };
 
+  // a contestant's line: its loads by their number of users, else by the speed of one, each at the mean of its runs
+  function joined(list, trace) {
+    const mean = (points, value) => points.reduce((sum, p) => sum + p.values[value][0], 0) / points.length;
+    const loads = [...S.groupBy(list, (p) => p.load).values()].map((runs) => ({ users: runs[0].users || 0, x: mean(runs, "user"), y: mean(runs, "throughput") }));
+    loads.sort((a, b) => a.users - b.users || b.x - a.x);
+    return { type: "scatter", mode: "lines", name: trace.name, legendgroup: trace.name, showlegend: false, hoverinfo: "skip", x: loads.map((one) => one.x), y: loads.map((one) => one.y), line: Object.assign({}, trace.line, { width: 1 }) };
+  }
+
   S.frontierPlot = function (node, points, floor, state) {
     const drawn = points.filter(both);
     const lines = S.groupBy([...drawn].sort((a, b) => b.values.user[0] - a.values.user[0]), S.seriesName);
-    const traces = [...lines].map(function ([name, list]) {
+    const traces = [...lines].flatMap(function ([name, list]) {
       const cells = list.map((p) => p.values.throughput);
       const trace = S.line(name, list, (p) => p.values.user[0], cells, state.methods);
       const colour = trace.line.color;
       trace.error_x = S.bars(list.map((p) => p.values.user), colour);
-      trace.line.width = 1;
+      trace.mode = "markers";
+      trace.legendgroup = trace.name;
       trace.marker.color = list.map((p) => (timed(p) ? colour : "rgba(0,0,0,0)"));
       trace.marker.opacity = list.map((p) => (p.frontier ? 1 : 0.62));
       trace.marker.size = list.map((p) => (p.frontier ? 11 : 8));
       trace.text = list.map((p) => S.plain(S.seriesName(p) + ", " + p.load + ": " + p.values.throughput[3] + " tok/s, " + p.values.user[3] + " tok/s/user" + (p.frontier ? ", on the frontier" : timed(p) ? ", dominated" : ", not ranked")));
-      return trace;
+      return [joined(list, trace), trace];
     });
     const edge = drawn.filter((p) => p.frontier).sort((a, b) => a.values.user[0] - b.values.user[0]);
     const layout = S.layout("tok/s/user", "tok/s");
