@@ -165,9 +165,8 @@ def test_the_floor_moves_the_line_and_the_table_follows(session: Session, record
 
 def test_repeats_of_a_load_are_marks_and_the_line_goes_through_their_mean(session: Session) -> None:
     twice = [cell("dspark"), cell("dspark", seed=1, created="2026-01-03T03:04:05Z")]
-    values = [
-        [run.find("tokens_per_s_user", stat="mean").value, run.find("steady_tokens_per_s").value] for run in twice
-    ]  # type: ignore[union-attr]
+    points = [series.point_of(run).values for run in twice]
+    values = [[one["user"].value, one["throughput"].value] for one in points]
     with session.page("charts.html") as page:
         page.wait_for_selector("#frontier .plot .legendtext")
         script = "plot => plot.data.map(t => ({name: t.name, mode: t.mode, at: t.x.map((x, i) => [x, t.y[i]])}))"
