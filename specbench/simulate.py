@@ -8,7 +8,7 @@ rank.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -146,13 +146,16 @@ def source_of(record: Record, trace: RunTrace, spec: SimulationSpec) -> Source:
         costs.overhead = step_costs.recorded_overhead(trace, costs)
     else:
         notes.append("a step costs forward and drafting only, as the recorded overhead is another device's; --overhead")
-    share = step_costs.forward_check(trace, costs) if same_device else None
-    if share is not None:
-        text = f"the table's forward takes {share:.2f} times what the recorded steps took, all together"
-        if place.device is not None and not differs:
-            costs.scale = 1.0 / share
-            text += "; it is scaled to them"
-        notes.append(text)
+    shares = [step_costs.forward_check(trace, costs, mixed=mixed) if same_device else None for mixed in (False, True)]
+    drawn = place.device is not None and not differs
+    for kind, share in zip(("steps", "steps with prompts"), shares):
+        if share is not None:
+            text = f"the table's forward takes {share:.2f} times what the recorded {kind} took, all together"
+            notes.append(f"{text}; it is scaled to them" if drawn else text)
+    if drawn:
+        pure, mixed = shares
+        costs.scale = 1.0 if pure is None else 1.0 / pure
+        costs.mixed_scale = costs.scale if mixed is None else 1.0 / mixed
     if replay.left_out:
         notes.append(f"{replay.left_out} recorded requests failed or gave no token and are not replayed")
     return Source(record, replay, costs, tuple(notes))
@@ -189,7 +192,7 @@ def simulate(sources: Sequence[Source], spec: SimulationSpec, *, command: Sequen
 
 
 def _plain(source: Source) -> Source:
-    costs = StepCosts(source.costs.table, step_costs.NO_PRICE, source.costs.overhead, source.costs.scale)
+    costs = replace(source.costs, draft=step_costs.NO_PRICE)
     note = f"plain decoding of the requests of run {source.record.run_id}, as no run of it was given"
     return Source(source.record, plain(source.replay), costs, (*source.notes, note))
 

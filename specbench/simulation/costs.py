@@ -31,12 +31,16 @@ class Overhead:
 
 @dataclass(slots=True)
 class StepCosts:
-    """What a step of one method costs. Every step is looked up once; ``scale`` multiplies the table's forwards."""
+    """What a step of one method costs. Every step is looked up once.
+
+    ``scale`` multiplies the table's forwards of steps that only decode, ``mixed_scale`` those with prompt tokens.
+    """
 
     table: CostTable
     draft: RowCost
     overhead: Overhead = Overhead()
     scale: float = 1.0
+    mixed_scale: float = 1.0
     _known: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
     def forward_s(self, tokens: int, rows: int, *, prompt: int = 0) -> float:
@@ -44,7 +48,7 @@ class StepCosts:
         key = (tokens, rows, prompt)
         if key not in self._known:
             self._known[key] = self.table.step_s(tokens, rows=rows, prompt=prompt)
-        return self.scale * self._known[key]
+        return (self.mixed_scale if prompt else self.scale) * self._known[key]
 
     def draft_s(self, rows: int) -> float:
         """Seconds of one proposal for so many rows; nothing where none drafts."""
@@ -107,13 +111,16 @@ def recorded_overhead(trace: RunTrace, costs: StepCosts) -> Overhead:
     return Overhead(float(start), float(slope))
 
 
-def forward_check(trace: RunTrace, costs: StepCosts) -> float | None:
-    """The table's forwards over the recorded ones, both summed over the steps that only decode; None without any.
+def forward_check(trace: RunTrace, costs: StepCosts, *, mixed: bool = False) -> float | None:
+    """The table's forwards over the recorded ones, both summed; None without any.
+
+    Over the steps that only decode, or with ``mixed`` over those that also run prompt tokens.
 
     Sums, as throughput is made of sums: a median would leave out the slow steps that a machine has now and then.
     """
-    steps = [step for step in trace.steps if pure_decode(step) and step.decode_rows and step.verify_s > 0]
-    ours = sum(costs.forward_s(step.decode_tokens, step.decode_rows) for step in steps)
+    kind = [step for step in trace.steps if (step.prefill_tokens > 0 if mixed else pure_decode(step))]
+    steps = [step for step in kind if step.verify_s > 0 and (mixed or step.decode_rows)]
+    ours = sum(costs.forward_s(s.decode_tokens, s.decode_rows, prompt=s.prefill_tokens) for s in steps)
     return ours / sum(step.verify_s for step in steps) if steps else None
 
 

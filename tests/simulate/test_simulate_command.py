@@ -175,3 +175,26 @@ def test_a_price_of_another_draft_length_is_drawn_to_the_recorded_rounds() -> No
     apart = source_of(record, trace, SimulationSpec(table=other))
     assert apart.costs.draft_s(1) == 0.07
     assert any(note.endswith(text) for note in apart.notes)
+
+
+def test_steps_with_prompts_are_scaled_apart_from_steps_that_only_decode() -> None:
+    from dataclasses import replace
+
+    from specbench.metrics._emissions import pure_decode
+    from specbench.simulation.costs import NO_PRICE, StepCosts, forward_check
+
+    trace = recorded()
+    table = replace(FLAT, origin=Origin(device="a processor"))
+    free = StepCosts(table, NO_PRICE)
+    steps = {False: [s for s in trace.steps if pure_decode(s) and s.decode_rows and s.verify_s > 0],
+             True: [s for s in trace.steps if s.prefill_tokens and s.verify_s > 0]}  # fmt: skip
+    costs = source_of(make_record(method="toy", draft_length=3), trace, SimulationSpec(table=table)).costs
+    for mixed, found in steps.items():
+        assert found
+        asked = [(s.decode_tokens, s.decode_rows, s.prefill_tokens) for s in found]
+        ours = sum(free.forward_s(tokens, rows, prompt=prompt) for tokens, rows, prompt in asked)
+        took = sum(s.verify_s for s in found)
+        assert forward_check(trace, free, mixed=mixed) == pytest.approx(ours / took)
+        scaled = sum(costs.forward_s(tokens, rows, prompt=prompt) for tokens, rows, prompt in asked)
+        assert scaled == pytest.approx(took)
+    assert costs.scale != costs.mixed_scale
