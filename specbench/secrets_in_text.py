@@ -33,7 +33,7 @@ def masked_command(words: Sequence[str]) -> list[str]:
 
 
 def _without_folders(word: str) -> str:
-    """``/home/me/runs``, ``--out=/home/me/runs`` and ``eagle3=/home/me/drafter`` without the machine's folders."""
+    """``/shelf/runs``, ``--out=/shelf/runs`` and ``eagle3=/shelf/drafter`` without the machine's folders."""
     name, equals, path = word.rpartition("=")
     if not path.startswith(("/", "~")) or len(Path(path).parts) < 2:
         return word

@@ -84,8 +84,8 @@ def table_holds(
         assert len(columns) == len(row["cells"]) - 5
         for column, cell in zip(columns, row["cells"][2:]):
             wanted = _wanted(by_id[row["run"]], column, domain)
-            if column.key == board.SLA and not domain and cell["value"] is not None:
-                found = (searched or {})[row["run"]]
+            found = (searched or {}).get(row["run"], ())
+            if column.key == board.SLA and not domain and found:
                 wanted = next(one for one in found if one.value == float(cell["value"]))
             if wanted is None:
                 assert (cell["value"], cell["text"]) == (None, "–")

@@ -32,8 +32,8 @@ def test_a_word_behind_the_flag_of_a_key_is_masked() -> None:
 @pytest.mark.parametrize(
     ("word", "kept"),
     [
-        ("/home/me/runs", ".../runs"),
-        ("--out=/home/me/runs", "--out=.../runs"),
+        ("/shelf/mine/runs", ".../runs"),
+        ("--out=/shelf/mine/runs", "--out=.../runs"),
         ("eagle3=/srv/shelf/drafter", "eagle3=.../drafter"),
         ("~/models/drafter", ".../drafter"),
         ("{here}/runs/one", "runs/one"),
