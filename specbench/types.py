@@ -140,6 +140,7 @@ class Rows:
     any_greedy: bool = True  # some temperature is 0
     drafts: int | None = None  # width of a padded step's proposal; None: the host fields are exact
     numbers_host: tuple[int, ...] | None = None  # of ``number``; None: only the device holds them
+    domains_host: tuple[int, ...] | None = None  # of ``domain_id``; None: only the device holds them
 
     def __len__(self) -> int:
         return len(self.slots_host)

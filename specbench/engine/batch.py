@@ -58,6 +58,7 @@ def build_rows(
         any_truncated=any(p.top_p < 1 or p.top_k is not None for p in sampling),
         any_greedy=any(p.temperature == 0 for p in sampling),
         numbers_host=tuple(s.request.number for s in sequences),
+        domains_host=tuple(domains[s.request.domain] for s in sequences),
     )
 
 

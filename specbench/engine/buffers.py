@@ -145,7 +145,8 @@ class Buffers:
         """The decode rows of the step that was sent last, as views."""
         held = tuple(s.slot for s in decode if s.slot is not None)
         rows = self._rows(held, tuple(s.computed for s in decode), Mode.of(decode), drafts=None)
-        return replace(rows, numbers_host=tuple(s.request.number for s in decode))
+        domains = self._ints[_COLUMNS.index("domain_id"), : len(decode)].tolist()
+        return replace(rows, numbers_host=tuple(s.request.number for s in decode), domains_host=tuple(domains))
 
     def padded_rows(self, size: int, *, longest: int, mode: Mode) -> Rows:
         """The first ``size`` rows, padding included; of their lengths the host says that ``longest`` is the most."""

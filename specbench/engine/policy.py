@@ -129,7 +129,7 @@ class StepCost:
         self._rates = torch.tensor(table.steps_per_s, dtype=torch.float64, device=device)
         self._seconds = 1.0 / self._rates
         self._known: dict[tuple[int, int, int], Tensor] = {}
-        self._prices: dict[tuple[str, int], Tensor] = {}
+        self._prices: dict[tuple[str, int], Floats] = {}
         self._host: dict[tuple[int, int, int], Floats] = {}
 
     def rates(self, rows: int, *, riding: int, candidates: int) -> Tensor:
@@ -162,12 +162,13 @@ class StepCost:
                 self._host[key] = found
         return found
 
-    def draft_seconds(self, method: str, rows: int) -> Tensor:
+    def host_draft_seconds(self, method: str, rows: int) -> Floats:
         """[rows + 1] float64: price of drafting for 0, 1, ... rows."""
-        if (method, rows) not in self._prices:
-            price = self.table.draft[method].at(range(1, rows + 1)).tolist()
-            self._prices[method, rows] = torch.tensor([0.0, *price], dtype=torch.float64, device=self._device)
-        return self._prices[method, rows]
+        found = self._prices.get((method, rows))
+        if found is None:
+            found = np.concatenate([[0.0], self.table.draft[method].at(range(1, rows + 1))])
+            self._prices[method, rows] = found
+        return found
 
 
 def needed_cost(policy: str, context: PolicyContext | None) -> StepCost:

@@ -109,10 +109,8 @@ class OnlineCalibrator:
 class Scores:
     """Conditional acceptance probabilities of a proposal, and what is learned from its outcome.
 
-    Outcomes are counted by domain and position where the drafter gives no confidences, or with ``watch_outcomes``.
+    Outcomes are counted by domain and position where the drafter gives no confidences.
     """
-
-    watch_outcomes = False
 
     def __init__(
         self,
@@ -155,17 +153,13 @@ class Scores:
         self._seen = (proposal.tokens, z, True)
         return torch.sigmoid(z if self.online is None else self.online.log_odds(z))
 
-    def expected(self, rows: Rows, width: int) -> Tensor:
-        """[B, width] float64: conditional acceptance before anything is drafted, by domain and position."""
-        return self.estimator.conditional(rows.domain_id, width)
-
     def observe(self, rows: Rows, *, lengths: Tensor, accepted: Tensor) -> None:
         """Learn from the proposal that `conditional` saw last: how many were verified and accepted, both [B]."""
         assert self._seen is not None, "outcomes follow a plan"
         tokens, z, confident = self._seen
         if tokens.shape[1] == 0:
             return
-        adapts, counts = self.online is not None and z is not None, self.watch_outcomes or not confident
+        adapts, counts = self.online is not None and z is not None, not confident
         if not adapts and not counts:
             return
         shown = reached(lengths, accepted, self._live(tokens))

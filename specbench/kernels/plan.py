@@ -130,39 +130,6 @@ def admit(ranking: Ranking, admitted: Tensor) -> Tensor:
     return ((ranking.place < admitted) & ranking.inside).sum(dim=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """Which rows draft, and how many candidates the step is then worth verifying."""
-
-    rows: Tensor  # [R] bool
-    choice: Choice
-
-
-def best_drafting(scores: Tensor, *, draft_seconds: Tensor, verify_seconds: Tensor) -> Drafting:
-    """Choose which rows draft when drafting has a price: the highest (R + admitted survivals) / (draft + verify time).
-
-    Rows are taken in order of the tokens that they are expected to gain (ties by row); for each number of them the
-    best number of candidates among theirs is found. No row drafts when no number of them pays.
-
-    Args:
-        scores: [R, G] float64, survivals expected before drafting.
-        draft_seconds: [R + 1] float64, price of drafting for 0, 1, ... rows; the first entry is 0.
-        verify_seconds: [R * G + 1] float64, time of the rest of the step with 0, 1, ... candidates.
-    """
-    rows, width = scores.shape
-    ranking = rank(scores, torch.full((rows,), width, dtype=torch.int64, device=scores.device))
-    order = torch.argsort(-scores.sum(dim=1), stable=True)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(rows, device=scores.device)
-    allowed = torch.arange(rows + 1, device=scores.device)[:, None]  # [R + 1, 1]: this many rows draft
-    member = place[ranking.row][None, :] < allowed  # [R + 1, R * G]
-    gained = torch.nn.functional.pad((member * ranking.scores).cumsum(dim=1), (1, 0))  # [R + 1, R * G + 1]
-    taken = torch.nn.functional.pad(member.to(torch.int64).cumsum(dim=1), (1, 0))
-    theta = (rows + gained) / (draft_seconds[:, None] + verify_seconds[taken])
-    best = theta.argmax()
-    return Drafting(place < best // theta.shape[1], Choice(_at(taken, best), _at(theta, best)))
-
-
 def lookup(tokens: Tensor, *, at: Tensor, values: Tensor, linear: bool) -> Tensor:
     """A measured curve read at ``tokens`` (any shape, int64): float64 of that shape.
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from specbench.kernels.plan import (
     admit,
     best_capacity,
-    best_drafting,
     early_stop,
     lookup,
     rank,
@@ -153,38 +152,6 @@ def test_the_retrospective_search_does_look_at_later_drafts() -> None:
         lengths.append(int(admit(ranking, best_capacity(scores, speed).admitted)[0]))
         assert int(early_stop(ranking, speed).admitted) == 0
     assert lengths == [2, 0]
-
-
-@settings(max_examples=100, deadline=None)
-@given(schedules(rows=3, width=3), st.lists(st.floats(0.0, 0.2), min_size=3, max_size=3))
-def test_drafting_rows_are_the_best_prefix_of_the_rows(
-    schedule: tuple[Tensor, Tensor, Tensor], steps: list[float]
-) -> None:
-    confidence, _, speed = schedule
-    rows, width = confidence.shape
-    full = torch.full((rows,), width)
-    scores = survival(confidence, full)
-    draft = torch.tensor([0.0, *itertools.accumulate(steps[:rows])], dtype=torch.float64)
-    found = best_drafting(scores, draft_seconds=draft, verify_seconds=1 / speed)
-    order = sorted(range(rows), key=lambda r: (-float(scores[r].sum()), r))
-
-    def best_of(m: int) -> float:
-        chosen = scores[order[:m]].flatten().sort(descending=True).values.tolist()
-        return max((rows + sum(chosen[:k])) / float(draft[m] + 1 / speed[k]) for k in range(len(chosen) + 1))
-
-    assert float(found.choice.theta) == pytest.approx(max(best_of(m) for m in range(rows + 1)), rel=1e-9)
-    count = int(found.rows.sum())
-    assert {r for r in range(rows) if found.rows[r]} == set(order[:count])
-    assert best_of(count) == pytest.approx(float(found.choice.theta), rel=1e-9)
-
-
-def test_hopeless_drafts_are_not_made_when_drafting_costs_something() -> None:
-    scores = survival(torch.full((4, 3), 0.05, dtype=torch.float64), torch.full((4,), 3))
-    flat = torch.ones(13, dtype=torch.float64)
-    free = best_drafting(scores, draft_seconds=torch.zeros(5, dtype=torch.float64), verify_seconds=flat)
-    assert bool(free.rows.all())
-    dear = torch.tensor([0.0, 0.5, 0.5, 0.5, 0.5], dtype=torch.float64)
-    assert not bool(best_drafting(scores, draft_seconds=dear, verify_seconds=flat).rows.any())
 
 
 def test_damaged_confidences_count_as_none() -> None:

@@ -1,0 +1,206 @@
+"""Which rows should draft, and how many drafts a step should then verify, decided before anything is drafted.
+
+Drafting costs time, so a row should draft only where its drafts are expected to be worth it, and what they will be
+worth is only known of earlier cycles. A row's own last scores say something about its next ones, but regress to what
+is usual in its domain; rows chosen for their own scores alone would disappoint. So a row's next scores are expected to
+be its last ones with the weight that past scores had in predicting later ones (the slope of a regression kept while
+running, falling with age), and with the rest of the weight any of the recent ones of its domain.
+
+All on the host, in float64: scores come with the copy that ends their cycle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+RECENT = 128  # survivals kept of rows that drafted, all domains together
+WINDOW = 64  # cycles after which survivals only count while there are none newer
+ENOUGH = 8  # survivals of a domain, or of the window, before they stand for it; also the rows of a probe
+PROBES = 0.0025  # share of the time that may go into probes
+SLOPE = 0.3  # of the regression, until there are observations
+PRIOR = 4.0  # spread of so many tokens squared that stands for that
+FORGET = 0.995  # what a cycle leaves of the observations
+STEPS = 16  # numbers of drafting rows that are compared, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a step should do, and the tokens a second that are expected of it."""
+
+    rows: Bools  # [B], those that draft
+    capacity: int  # drafts to verify, of all rows together
+    theta: float
+
+
+@dataclass(slots=True)
+class _Cycle:
+    step: int
+    numbers: tuple[int, ...]
+    domains: tuple[int, ...]
+    drafted: Bools  # [B]
+    scores: Tensor | Sequence[float]  # [B, G], flat once they are told
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    step: int
+    scores: Floats  # [G]
+
+
+class Forecast:
+    """Scores of rows that drafted, at least ``lag`` cycles old when they are used."""
+
+    def __init__(self, lag: int, *, positions: int) -> None:
+        assert lag >= 1, "a cycle's scores are told when it ends"
+        self._lag, self._positions = lag, positions
+        self._waiting: deque[_Cycle] = deque()
+        self._last: dict[int, _Last] = {}
+        self._recent = np.zeros((RECENT, positions))
+        self._domain = np.zeros(RECENT, dtype=np.int64)
+        self._made = np.zeros(RECENT, dtype=np.int64)  # their cycles
+        self._seen = 0
+        self._idle_s = 0.0  # expected time of the cycles since the last draft
+        self._xx, self._xy = PRIOR, PRIOR * SLOPE
+
+    # ------------------------------------------------------------------------------------------ what is known
+
+    def write(
+        self, step: int, *, numbers: Sequence[int], domains: Sequence[int], drafted: Bools, scores: Tensor
+    ) -> None:
+        """Keep the ``scores`` [B, G] of this cycle, of the rows that ``drafted``."""
+        self._waiting.append(_Cycle(step, tuple(numbers), tuple(domains), drafted, scores))
+
+    def tell(self, step: int, scores: Sequence[float]) -> None:
+        """The scores written in ``step``, row after row, now that they are on the host."""
+        for cycle in self._waiting:
+            if cycle.step == step:
+                cycle.scores = scores
+
+    @property
+    def slope(self) -> float:
+        """Of a row's next expected tokens on its last ones, both relative to its domain's, from 0 to 1."""
+        return float(np.clip(self._xy / self._xx, 0.0, 1.0))
+
+    def _read(self, step: int) -> None:
+        while self._waiting and self._waiting[0].step <= step - self._lag:
+            self._learn(self._waiting.popleft())
+
+    def _learn(self, cycle: _Cycle) -> None:
+        told = cycle.scores
+        if isinstance(told, Tensor):  # nobody told: a loop that does not ask for the reasons of its plans
+            told = told.flatten().tolist()
+        scores = np.array(told, dtype=np.float64).reshape(len(cycle.numbers), self._positions)
+        self._xx = PRIOR + FORGET * (self._xx - PRIOR)
+        self._xy = PRIOR * SLOPE + FORGET * (self._xy - PRIOR * SLOPE)
+        for row in np.flatnonzero(cycle.drafted):
+            number, domain = cycle.numbers[row], cycle.domains[row]
+            before = self._last.get(number)
+            if before is not None and cycle.step - before.step == self._lag and self._seen:
+                usual = self._recent[self._members(domain, cycle.step)].sum(axis=1).mean()
+                x, y = before.scores.sum() - usual, scores[row].sum() - usual
+                self._xx, self._xy = self._xx + x * x, self._xy + x * y
+            self._last[number] = _Last(cycle.step, scores[row])
+            place = self._seen % RECENT
+            self._recent[place], self._domain[place], self._made[place] = scores[row], domain, cycle.step
+            self._seen += 1
+
+    def _members(self, domain: int, step: int) -> Ints:
+        """Places of the recent scores that stand for a domain: its own, or all where these are few; newer first."""
+        held = min(self._seen, RECENT)
+        newer = self._made[:held] > step - self._lag - WINDOW
+        if newer.sum() < ENOUGH:
+            newer = np.ones(held, dtype=np.bool_)
+        own = newer & (self._domain[:held] == domain)
+        return np.flatnonzero(own if own.sum() >= ENOUGH else newer)
+
+    # ------------------------------------------------------------------------------------------ what follows
+
+    def choose(
+        self,
+        step: int,
+        *,
+        numbers: Sequence[int],
+        domains: Sequence[int],
+        draft_seconds: Floats,
+        verify_seconds: Floats,
+    ) -> Chosen:
+        """The number of drafting rows, and of drafts to verify, with the highest expected throughput.
+
+        While nothing is known a few rows draft and everything of theirs is verified. Rows are taken in order of the
+        tokens that they are expected to gain (ties by row). While no drafting pays, a few rows draft now and then all
+        the same, or what is known would never change (a probe; few enough for a small share of the time).
+
+        Args:
+            numbers, domains: of the B rows.
+            draft_seconds: [B + 1], price of drafting for 0, 1, ... rows; the first is 0.
+            verify_seconds: [B * G + 1], time of the rest of the step with 0, 1, ... drafts.
+        """
+        self._read(step)
+        count = len(numbers)
+        if self._seen == 0:
+            first = min(count, ENOUGH)
+            everything = first * self._positions
+            theta = (count + everything) / (draft_seconds[first] + verify_seconds[everything])
+            return Chosen(np.arange(count) < first, everything, float(theta))
+        self._last = {number: self._last[number] for number in numbers if number in self._last}
+        weight = np.array([self._trust(number, step) for number in numbers])  # [B], of a row's own scores
+        own = np.array([self._own(number) for number in numbers])  # [B, G]
+        kinds, kind = np.unique(np.asarray(domains), return_inverse=True)  # [D], [B]
+        held = min(self._seen, RECENT)
+        share = np.zeros((len(kinds), held))  # [D, P]: a domain's usual scores are the recent ones, each with its share
+        for index, domain in enumerate(kinds):
+            members = self._members(int(domain), step)
+            share[index, members] = 1.0 / len(members)
+        usual = share @ self._recent[:held].sum(axis=1)  # [D] tokens
+        order = np.argsort(-(weight * own.sum(axis=1) + (1 - weight) * usual[kind]), kind="stable")
+        place = np.empty(count, dtype=np.int64)
+        place[order] = np.arange(count)
+        tried = np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(np.int64))  # [N] drafting rows
+
+        member = place[None, :] < tried[:, None]  # [N, B]
+        rest = (member * (1 - weight)) @ np.eye(len(kinds))[kind]  # [N, D]: rows that take a domain's usual scores
+        mass = np.concatenate([member * weight, rest @ share], axis=1)  # [N, B + P], weight of each row of scores
+        scores = np.concatenate([own, self._recent[:held]])  # [B + P, G]
+        ranked = np.argsort(-scores, axis=None, kind="stable")
+        drafts = mass[:, ranked // self._positions].cumsum(axis=1)  # [N, S] drafts no worse than each
+        tokens = (mass[:, ranked // self._positions] * scores.flatten()[ranked]).cumsum(axis=1)
+        best = (float(count / verify_seconds[0]), 0, 0)
+        for n, x, y in zip(tried[1:].tolist(), drafts[1:], tokens[1:], strict=True):
+            admitted = np.arange(n * self._positions + 1)
+            gained = np.interp(admitted, np.concatenate([[0.0], x]), np.concatenate([[0.0], y]))
+            theta = (count + gained) / (draft_seconds[n] + verify_seconds[: len(admitted)])
+            at = int(theta.argmax())
+            if theta[at] > best[0]:
+                best = (float(theta[at]), n, at)
+        if best[1] == 0:
+            return self._probe(place, best[0], draft_seconds, verify_seconds)
+        self._idle_s = 0.0
+        return Chosen(place < best[1], best[2], best[0])
+
+    def _probe(self, place: Ints, theta: float, draft_seconds: Floats, verify_seconds: Floats) -> Chosen:
+        """No row drafts, or a few whose turn has come, with a draft of each to verify."""
+        self._idle_s += float(verify_seconds[0])
+        rows = min(len(place), ENOUGH)
+        price = float(draft_seconds[rows] + verify_seconds[rows] - verify_seconds[0])
+        if price > PROBES * self._idle_s:
+            return Chosen(np.zeros(len(place), dtype=np.bool_), 0, theta)
+        self._idle_s = 0.0
+        return Chosen(place < rows, rows, theta)
+
+    def _trust(self, number: int, step: int) -> float:
+        last = self._last.get(number)
+        return 0.0 if last is None else self.slope ** ((step - last.step) / self._lag)
+
+    def _own(self, number: int) -> Floats:
+        last = self._last.get(number)
+        return np.zeros(self._positions) if last is None else last.scores
