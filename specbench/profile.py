@@ -27,6 +27,7 @@ from specbench.config import BASELINE, MethodSpec, RunSpec
 from specbench.engine import cost_table
 from specbench.engine.clock import WallClock
 from specbench.engine.cost_table import CostTable, PromptCost, RowCost
+from specbench.engine.policies.fixed import FixedPolicy
 from specbench.engine.target import Target
 from specbench.errors import CapacityError, ConfigError
 from specbench.modeling.layout import BatchLayout, RowSpan
@@ -232,15 +233,26 @@ def profile_drafter(
     sampling: Sampling,
     on_progress: OnProgress = lambda done, of: None,
 ) -> RowCost:
-    """Time proposals in the engine for 1, 2, 4, ... rows on random prompts of ``context`` tokens."""
+    """Time proposals in the engine for 1, 2, 4, ... rows on random prompts of ``context`` tokens.
+
+    At full length, and of one draft a row.
+    """
     rows = row_points(settings.max_rows)
-    medians, spreads = [], []
+    single = replace(contestant, policy=FixedPolicy(1))
+    arms = [contestant] if contestant.draft_length == 1 else [contestant, single]
+    times = []
     for index, count in enumerate(rows):
-        found = _time_proposals(target, contestant, settings, count, max_context=max_context, sampling=sampling)
-        medians.append(statistics.median(found))
-        spreads.append(_spread(found))
+        times.append(
+            [_time_proposals(target, arm, settings, count, max_context=max_context, sampling=sampling) for arm in arms]
+        )
         on_progress(index + 1, len(rows))
-    return RowCost(tuple(rows), tuple(medians), tuple(spreads), draft_length=contestant.draft_length)
+    return RowCost(
+        tuple(rows),
+        tuple(statistics.median(found[0]) for found in times),
+        tuple(_spread(found[0]) for found in times),
+        draft_length=contestant.draft_length,
+        single=tuple(statistics.median(found[1]) for found in times) if len(arms) > 1 else (),
+    )
 
 
 def _time_proposals(

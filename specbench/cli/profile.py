@@ -103,9 +103,11 @@ def _shown(table: Any) -> Any:
     parts: list[Any] = [where, points]
     for method, price in table.draft.items():
         drafts = Table()
-        for name in ("rows", "ms", "spread"):
+        columns = ["rows", "ms", "spread", *(["ms for one"] if price.single else [])]
+        for name in columns:
             drafts.add_column(name, justify="right")
-        for rows, seconds, spread in zip(price.rows, price.seconds, price.spread, strict=True):
-            drafts.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{spread:.0%}")
+        for index, (rows, seconds, spread) in enumerate(zip(price.rows, price.seconds, price.spread, strict=True)):
+            one = [f"{1e3 * price.single[index]:.2f}"] if price.single else []
+            drafts.add_row(str(rows), f"{1e3 * seconds:.2f}", f"{spread:.0%}", *one)
         parts += [f"drafting {price.draft_length} tokens a row with {method}", drafts]
     return Group(*parts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from specbench.engine.scheduler import Chunk
 from specbench.engine.sequence import Sequence
 from specbench.modeling.layout import BatchLayout, RowSpan
-from specbench.types import Features, Rows
+from specbench.types import DraftLogits, Features, Proposal, Rows
 
 
 def build_rows(
@@ -59,6 +60,34 @@ def build_rows(
         any_greedy=any(p.temperature == 0 for p in sampling),
         numbers_host=tuple(s.request.number for s in sequences),
         domains_host=tuple(domains[s.request.domain] for s in sequences),
+    )
+
+
+def only(rows: Rows, chosen: Seq[int], at: Tensor) -> Rows:
+    """Some of the rows; ``at`` [b] are those ``chosen``, on the device; what holds of all or of some stays."""
+    names = ("slots", "lengths", "last_token", "domain_id", "temperature", "top_p", "top_k", "seed", "number")
+    held = ("slots_host", "lengths_host", "numbers_host", "domains_host")
+    changed: dict[str, Any] = {name: getattr(rows, name)[at] for name in names}
+    for name in held:
+        values = getattr(rows, name)
+        changed[name] = None if values is None else tuple(values[row] for row in chosen)
+    return replace(rows, **changed)
+
+
+def spread(proposal: Proposal, at: Tensor, *, rows: int) -> Proposal:
+    """A proposal of the rows ``at`` as one of all ``rows``, nothing drafted for the others."""
+
+    def placed(values: Tensor) -> Tensor:
+        whole = values.new_zeros(rows, *values.shape[1:])
+        whole[at] = values
+        return whole
+
+    draft, confidence = proposal.draft, proposal.confidence
+    return Proposal(
+        placed(proposal.tokens),
+        placed(proposal.counts),
+        None if draft is None else DraftLogits(placed(draft.logits), placed(draft.log_normaliser), draft.id_map),
+        None if confidence is None else placed(confidence),
     )
 
 

@@ -71,6 +71,7 @@ class Buffers:
         self._reals, reals = both(2, rows, kind=torch.float32)
         self._pages, self.pages = both(rows, pages_for(sizes.tokens), kind=torch.int32)  # [R, P]
         self._sent = ((self._ints, ints), (self._reals, reals))
+        self._domains: tuple[int, ...] = ()
         self._held: list[tuple[int, int] | None] = [None] * rows  # whose pages a row holds, and how many
         self.slots, self.lengths, self.last_token, self.domain_id = ints[0], ints[1], ints[2], ints[3]  # [R]
         self.top_k, self.seed, self.number, self.room = ints[4], ints[5], ints[6], ints[7]
@@ -102,11 +103,12 @@ class Buffers:
         """Send the decode rows of a step; ``room`` is how many drafts each may take."""
         count = len(decode)
         sampling = [s.request.sampling for s in decode]
+        self._domains = tuple(domains.setdefault(s.request.domain, len(domains)) for s in decode)
         columns = [
             [s.slot for s in decode],
             [s.computed for s in decode],
             [s.output[-1] for s in decode],
-            [domains.setdefault(s.request.domain, len(domains)) for s in decode],
+            self._domains,
             [self._vocab_size if p.top_k is None else p.top_k for p in sampling],
             [s.request.seed for s in decode],
             [s.request.number for s in decode],
@@ -145,8 +147,7 @@ class Buffers:
         """The decode rows of the step that was sent last, as views."""
         held = tuple(s.slot for s in decode if s.slot is not None)
         rows = self._rows(held, tuple(s.computed for s in decode), Mode.of(decode), drafts=None)
-        domains = self._ints[_COLUMNS.index("domain_id"), : len(decode)].tolist()
-        return replace(rows, numbers_host=tuple(s.request.number for s in decode), domains_host=tuple(domains))
+        return replace(rows, numbers_host=tuple(s.request.number for s in decode), domains_host=self._domains)
 
     def padded_rows(self, size: int, *, longest: int, mode: Mode) -> Rows:
         """The first ``size`` rows, padding included; of their lengths the host says that ``longest`` is the most."""

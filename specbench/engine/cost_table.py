@@ -27,16 +27,30 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RowCost:
-    """Seconds by rows, straight lines between the measured points and flat beyond them. ``spread``: see `CostTable`."""
+    """Seconds by rows, straight lines between the measured points and flat beyond them. ``spread``: see `CostTable`.
+
+    A drafter's price is of ``draft_length`` drafts a row; ``single`` is that of one draft a row.
+    """
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     spread: tuple[float, ...] = ()
-    draft_length: int | None = None  # of a drafter's price
+    draft_length: int | None = None
+    single: tuple[float, ...] = ()
 
-    def at(self, rows: Any) -> Floats:
-        """Seconds at ``rows`` (any shape)."""
-        return np.asarray(np.interp(rows, self.rows, self.seconds), dtype=np.float64)
+    def at(self, rows: Any, *, drafts: int | None = None) -> Floats:
+        """Seconds at ``rows`` (any shape), of ``drafts`` a row: on a straight line where one was measured too."""
+        whole = np.asarray(np.interp(rows, self.rows, self.seconds), dtype=np.float64)
+        if drafts is None or not self.by_length:
+            return whole
+        one = np.interp(rows, self.rows, self.single)
+        assert self.draft_length is not None, "a price by length says which lengths it was measured at"
+        return np.asarray(one + (whole - one) * ((drafts - 1) / (self.draft_length - 1)), dtype=np.float64)
+
+    @property
+    def by_length(self) -> bool:
+        """It says what fewer drafts a row cost."""
+        return bool(self.single) and (self.draft_length or 0) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +178,7 @@ class _RowCostDocument(_Strict):
     seconds: tuple[Annotated[float, Field(ge=0)], ...]
     spread: tuple[float, ...] = ()
     draft_length: Count | None = None
+    single: tuple[Annotated[float, Field(ge=0)], ...] = ()
 
 
 class _PromptDocument(_Strict):
@@ -234,6 +249,7 @@ def _row_document(cost: RowCost) -> dict[str, Any]:
         "seconds": list(cost.seconds),
         "spread": list(cost.spread),
         "draft_length": cost.draft_length,
+        "single": list(cost.single),
     }
     return {name: value for name, value in whole.items() if value not in (None, [])}
 
@@ -268,7 +284,11 @@ def _rising(points: tuple[int, ...], values: tuple[float, ...], *, name: str, wh
 
 def _row_cost(found: _RowCostDocument, *, name: str, where: str) -> RowCost:
     _rising(found.rows, found.seconds, name=name, where=where)
-    return RowCost(found.rows, found.seconds, found.spread, found.draft_length)
+    if found.single:
+        _rising(found.rows, found.single, name=f"{name}.single", where=where)
+        if found.draft_length is None:
+            raise ConfigError(f"{where}: {name} prices one draft a row beside an unstated number; add draft_length")
+    return RowCost(found.rows, found.seconds, found.spread, found.draft_length, found.single)
 
 
 def _from_document(found: _Document, where: str) -> CostTable:

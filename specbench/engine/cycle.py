@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.api import Drafter
-from specbench.engine.batch import Batch, build_rows, features, pack
+from specbench.engine.batch import Batch, build_rows, features, only, pack, spread
 from specbench.engine.random import StepRandom
 from specbench.engine.scheduler import StepPlan
 from specbench.engine.sequence import Sequence
@@ -116,10 +116,15 @@ class PlainCycle:
         return torch.minimum(wanted, upload(self._room, device=self._parts.lm.device))
 
     def propose(self, limits: Tensor) -> Proposal:
-        """The drafter's proposal; an empty one where the policy lets no row draft."""
-        if not bool(limits.any()):
+        """The drafter's proposal for the rows that may draft, the others' empty: they cost nothing."""
+        asked = [row for row, limit in enumerate(limits.tolist()) if limit]
+        if not asked:
             return Proposal(self.rows.lengths.new_zeros(len(self.rows), 0), torch.zeros_like(limits))
-        return self._parts.drafter.propose(self.rows, limits=limits, rng=self._parts.rng)
+        if len(asked) == len(self.rows):
+            return self._parts.drafter.propose(self.rows, limits=limits, rng=self._parts.rng)
+        at = upload(asked, dtype=torch.int64, device=limits.device)
+        found = self._parts.drafter.propose(only(self.rows, asked, at), limits=limits[at], rng=self._parts.rng)
+        return spread(found, at, rows=len(self.rows))
 
     def verify(self, proposal: Proposal | None, plan: VerifyPlan | None) -> None:
         """Pack anchors, drafts and prompt chunks flat and run them."""

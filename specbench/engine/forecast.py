@@ -1,4 +1,4 @@
-"""Which rows should draft, and how many drafts a step should then verify, decided before anything is drafted.
+"""Which rows should draft, how far, and how many drafts a step should then verify, before anything is drafted.
 
 Drafting costs time, so a row should draft only where its drafts are expected to be worth it, and what they will be
 worth is only known of earlier cycles. A row's own last scores say something about its next ones, but regress to what
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-RECENT = 128  # survivals kept of rows that drafted, all domains together
+RECENT = 96  # survivals kept of rows that drafted, all domains together
 WINDOW = 64  # cycles after which survivals only count while there are none newer
 ENOUGH = 8  # survivals of a domain, or of the window, before they stand for it; also the rows of a probe
 PROBES = 0.0025  # share of the time that may go into probes
@@ -38,6 +38,7 @@ class Chosen:
     """What a step should do, and the tokens a second that are expected of it."""
 
     rows: Bools  # [B], those that draft
+    length: int  # drafts of each of them
     capacity: int  # drafts to verify, of all rows together
     theta: float
 
@@ -47,7 +48,7 @@ class _Cycle:
     step: int
     numbers: tuple[int, ...]
     domains: tuple[int, ...]
-    drafted: Bools  # [B]
+    chosen: Chosen
     scores: Tensor | Sequence[float]  # [B, G], flat once they are told
 
 
@@ -71,14 +72,16 @@ class Forecast:
         self._seen = 0
         self._idle_s = 0.0  # expected time of the cycles since the last draft
         self._xx, self._xy = PRIOR, PRIOR * SLOPE
+        self._mass = np.zeros(positions)  # of survivals at each position, where the next one was drafted too
+        self._next = np.zeros(positions)  # of the next ones
 
     # ------------------------------------------------------------------------------------------ what is known
 
     def write(
-        self, step: int, *, numbers: Sequence[int], domains: Sequence[int], drafted: Bools, scores: Tensor
+        self, step: int, *, numbers: Sequence[int], domains: Sequence[int], chosen: Chosen, scores: Tensor
     ) -> None:
-        """Keep the ``scores`` [B, G] of this cycle, of the rows that ``drafted``."""
-        self._waiting.append(_Cycle(step, tuple(numbers), tuple(domains), drafted, scores))
+        """Keep the ``scores`` [B, G] of a cycle that did as ``chosen``."""
+        self._waiting.append(_Cycle(step, tuple(numbers), tuple(domains), chosen, scores))
 
     def tell(self, step: int, scores: Sequence[float]) -> None:
         """The scores written in ``step``, row after row, now that they are on the host."""
@@ -102,7 +105,8 @@ class Forecast:
         scores = np.array(told, dtype=np.float64).reshape(len(cycle.numbers), self._positions)
         self._xx = PRIOR + FORGET * (self._xx - PRIOR)
         self._xy = PRIOR * SLOPE + FORGET * (self._xy - PRIOR * SLOPE)
-        for row in np.flatnonzero(cycle.drafted):
+        self._extend(scores, length=cycle.chosen.length, drafted=cycle.chosen.rows)
+        for row in np.flatnonzero(cycle.chosen.rows):
             number, domain = cycle.numbers[row], cycle.domains[row]
             before = self._last.get(number)
             if before is not None and cycle.step - before.step == self._lag and self._seen:
@@ -113,6 +117,15 @@ class Forecast:
             place = self._seen % RECENT
             self._recent[place], self._domain[place], self._made[place] = scores[row], domain, cycle.step
             self._seen += 1
+
+    def _extend(self, scores: Floats, *, length: int, drafted: Bools) -> None:
+        """Fill in what was not drafted by what usually survives of the position before."""
+        made = scores[drafted, :length]
+        self._mass[: length - 1] = FORGET * self._mass[: length - 1] + made[:, :-1].sum(axis=0)
+        self._next[: length - 1] = FORGET * self._next[: length - 1] + made[:, 1:].sum(axis=0)
+        for at in range(length, self._positions):
+            before = self._mass[at - 1]
+            scores[:, at] = scores[:, at - 1] * (self._next[at - 1] / before if before > 0 else 1.0)
 
     def _members(self, domain: int, step: int) -> Ints:
         """Places of the recent scores that stand for a domain: its own, or all where these are few; newer first."""
@@ -134,15 +147,18 @@ class Forecast:
         draft_seconds: Floats,
         verify_seconds: Floats,
     ) -> Chosen:
-        """The number of drafting rows, and of drafts to verify, with the highest expected throughput.
+        """The rows that draft, how far, and the number of drafts to verify, with the highest expected throughput.
 
         While nothing is known a few rows draft and everything of theirs is verified. Rows are taken in order of the
         tokens that they are expected to gain (ties by row). While no drafting pays, a few rows draft now and then all
         the same, or what is known would never change (a probe; few enough for a small share of the time).
 
+        The length is the best of all with every row drafting or half of them; the numbers of rows and of drafts to
+        verify are then searched for that length.
+
         Args:
             numbers, domains: of the B rows.
-            draft_seconds: [B + 1], price of drafting for 0, 1, ... rows; the first is 0.
+            draft_seconds: [G, B + 1], price of drafting 1, 2, ... tokens for each of 0, 1, ... rows.
             verify_seconds: [B * G + 1], time of the rest of the step with 0, 1, ... drafts.
         """
         self._read(step)
@@ -150,8 +166,8 @@ class Forecast:
         if self._seen == 0:
             first = min(count, ENOUGH)
             everything = first * self._positions
-            theta = (count + everything) / (draft_seconds[first] + verify_seconds[everything])
-            return Chosen(np.arange(count) < first, everything, float(theta))
+            theta = (count + everything) / (draft_seconds[-1, first] + verify_seconds[everything])
+            return Chosen(np.arange(count) < first, self._positions, everything, float(theta))
         self._last = {number: self._last[number] for number in numbers if number in self._last}
         weight = np.array([self._trust(number, step) for number in numbers])  # [B], of a row's own scores
         own = np.array([self._own(number) for number in numbers])  # [B, G]
@@ -165,27 +181,40 @@ class Forecast:
         order = np.argsort(-(weight * own.sum(axis=1) + (1 - weight) * usual[kind]), kind="stable")
         place = np.empty(count, dtype=np.int64)
         place[order] = np.arange(count)
-        tried = np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(np.int64))  # [N] drafting rows
-
-        member = place[None, :] < tried[:, None]  # [N, B]
-        rest = (member * (1 - weight)) @ np.eye(len(kinds))[kind]  # [N, D]: rows that take a domain's usual scores
-        mass = np.concatenate([member * weight, rest @ share], axis=1)  # [N, B + P], weight of each row of scores
         scores = np.concatenate([own, self._recent[:held]])  # [B + P, G]
         ranked = np.argsort(-scores, axis=None, kind="stable")
-        drafts = mass[:, ranked // self._positions].cumsum(axis=1)  # [N, S] drafts no worse than each
-        tokens = (mass[:, ranked // self._positions] * scores.flatten()[ranked]).cumsum(axis=1)
-        best = (float(count / verify_seconds[0]), 0, 0)
-        for n, x, y in zip(tried[1:].tolist(), drafts[1:], tokens[1:], strict=True):
-            admitted = np.arange(n * self._positions + 1)
-            gained = np.interp(admitted, np.concatenate([[0.0], x]), np.concatenate([[0.0], y]))
-            theta = (count + gained) / (draft_seconds[n] + verify_seconds[: len(admitted)])
-            at = int(theta.argmax())
-            if theta[at] > best[0]:
-                best = (float(theta[at]), n, at)
-        if best[1] == 0:
-            return self._probe(place, best[0], draft_seconds, verify_seconds)
+        owner, position = np.divmod(ranked, self._positions)
+        worth = scores.flatten()[ranked]
+
+        def search(length: int, tried: Ints) -> tuple[float, int, int]:
+            """Throughput, rows and drafts to verify of the best of these numbers of rows [N]."""
+            member = place[None, :] < tried[:, None]  # [N, B]
+            rest = (member * (1 - weight)) @ np.eye(len(kinds))[kind]  # [N, D]: rows that take a domain's usual scores
+            mass = np.concatenate([member * weight, rest @ share], axis=1)  # [N, B + P], weight of each row of scores
+            within = position < length
+            taken = mass[:, owner[within]]
+            drafts, tokens = taken.cumsum(axis=1), (taken * worth[within]).cumsum(axis=1)  # [N, S], of no worse ones
+            best = (0.0, 0, 0)
+            for n, x, y in zip(tried.tolist(), drafts, tokens, strict=True):
+                admitted = np.arange(n * length + 1)
+                gained = np.interp(admitted, np.concatenate([[0.0], x]), np.concatenate([[0.0], y]))
+                theta = (count + gained) / (draft_seconds[length - 1, n] + verify_seconds[: len(admitted)])
+                at = int(theta.argmax())
+                if theta[at] > best[0]:
+                    best = (float(theta[at]), n, at)
+            return best
+
+        length = self._positions
+        if (draft_seconds[0] < draft_seconds[-1]).any():
+            ends = np.unique([(count + 1) // 2, count])
+            length = max(range(self._positions, 0, -1), key=lambda one: search(one, ends)[0])
+        steps = np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(np.int64))[1:]
+        theta, rows, capacity = search(length, steps)
+        plain = float(count / verify_seconds[0])
+        if theta <= plain:
+            return self._probe(place, plain, draft_seconds[-1], verify_seconds)
         self._idle_s = 0.0
-        return Chosen(place < best[1], best[2], best[0])
+        return Chosen(place < rows, length, capacity, theta)
 
     def _probe(self, place: Ints, theta: float, draft_seconds: Floats, verify_seconds: Floats) -> Chosen:
         """No row drafts, or a few whose turn has come, with a draft of each to verify."""
@@ -193,9 +222,9 @@ class Forecast:
         rows = min(len(place), ENOUGH)
         price = float(draft_seconds[rows] + verify_seconds[rows] - verify_seconds[0])
         if price > PROBES * self._idle_s:
-            return Chosen(np.zeros(len(place), dtype=np.bool_), 0, theta)
+            return Chosen(np.zeros(len(place), dtype=np.bool_), self._positions, 0, theta)
         self._idle_s = 0.0
-        return Chosen(place < rows, rows, theta)
+        return Chosen(place < rows, self._positions, rows, theta)
 
     def _trust(self, number: int, step: int) -> float:
         last = self._last.get(number)

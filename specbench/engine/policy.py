@@ -129,7 +129,7 @@ class StepCost:
         self._rates = torch.tensor(table.steps_per_s, dtype=torch.float64, device=device)
         self._seconds = 1.0 / self._rates
         self._known: dict[tuple[int, int, int], Tensor] = {}
-        self._prices: dict[tuple[str, int], Floats] = {}
+        self._prices: dict[tuple[str, int, int], Floats] = {}
         self._host: dict[tuple[int, int, int], Floats] = {}
 
     def rates(self, rows: int, *, riding: int, candidates: int) -> Tensor:
@@ -162,12 +162,15 @@ class StepCost:
                 self._host[key] = found
         return found
 
-    def host_draft_seconds(self, method: str, rows: int) -> Floats:
-        """[rows + 1] float64: price of drafting for 0, 1, ... rows."""
-        found = self._prices.get((method, rows))
+    def host_draft_seconds(self, method: str, rows: int, *, drafts: int) -> Floats:
+        """[drafts, rows + 1] float64: price of drafting 1, 2, ... tokens for each of 0, 1, ... rows."""
+        found = self._prices.get((method, rows, drafts))
         if found is None:
-            found = np.concatenate([[0.0], self.table.draft[method].at(range(1, rows + 1))])
-            self._prices[method, rows] = found
+            price, counts = self.table.draft[method], range(1, rows + 1)
+            found = np.zeros((drafts, rows + 1))
+            for length in range(1, drafts + 1):
+                found[length - 1, 1:] = price.at(counts, drafts=length)
+            self._prices[method, rows, drafts] = found
         return found
 
 

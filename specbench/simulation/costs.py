@@ -50,9 +50,9 @@ class StepCosts:
             self._known[key] = self.table.step_s(tokens, rows=rows, prompt=prompt)
         return (self.mixed_scale if prompt else self.scale) * self._known[key]
 
-    def draft_s(self, rows: int) -> float:
-        """Seconds of one proposal for so many rows; nothing where none drafts."""
-        return float(self.draft.at(rows)) if rows else 0.0
+    def draft_s(self, rows: int, *, drafts: int | None = None) -> float:
+        """Seconds of one proposal of ``drafts`` tokens for so many rows; nothing where none drafts."""
+        return float(self.draft.at(rows, drafts=drafts)) if rows else 0.0
 
 
 def draft_price(table: CostTable, method: str) -> RowCost:
@@ -74,7 +74,7 @@ def fit_draft_price(trace: RunTrace, costs: StepCosts, *, drawn: bool) -> str | 
     The price becomes the table's times the recorded drafting over it, both summed over the steps that only decode.
     """
     priced = costs.draft.draft_length
-    if priced is None or not trace.draft_length or priced == trace.draft_length:
+    if costs.draft.by_length or priced is None or not trace.draft_length or priced == trace.draft_length:
         return None
     text = f"the table prices {priced} drafts a row, the recorded rounds have {trace.draft_length}"
     drafting = _drafting_rows(trace)
@@ -98,7 +98,7 @@ def recorded_overhead(trace: RunTrace, costs: StepCosts) -> Overhead:
         raise RecordError(f"the run of '{trace.method}' holds no step that only decodes; its overhead is unknown")
     rest: dict[int, list[float]] = {}
     for step in steps:
-        spent = step.total_s - step.verify_s - costs.draft_s(drafting.get(step.step, 0))
+        spent = step.total_s - step.verify_s - costs.draft_s(drafting.get(step.step, 0), drafts=trace.draft_length)
         rest.setdefault(step.decode_rows, []).append(spent)
     rows = sorted(rest)
     typical = [fmean(rest[count]) for count in rows]

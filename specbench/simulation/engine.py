@@ -105,7 +105,7 @@ class ReplayDrafter:
     def propose(self, rows: Rows, *, limits: Tensor, rng: Random) -> Proposal:
         """The next recorded round of every row that may draft."""
         asked, numbers = limits.tolist(), rows.number.tolist()
-        self._clock.advance(self._costs.draft_s(sum(limit > 0 for limit in asked)))
+        self._clock.advance(self._costs.draft_s(sum(limit > 0 for limit in asked), drafts=max(asked)))
         found = [self._take(number, limit) if limit else None for number, limit in zip(numbers, asked, strict=True)]
         width = max(asked)
         counts = [0 if entry is None else entry.drafted for entry in found]

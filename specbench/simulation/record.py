@@ -103,7 +103,7 @@ def record_of(
 
 def _price_notes(source: Source, length: int) -> list[str]:
     measured = source.costs.draft.draft_length
-    if measured is None or not length or measured == length:
+    if source.costs.draft.by_length or measured is None or not length or measured == length:
         return []
     return [f"drafting is charged as measured for {measured} drafts a row, {length} are made"]
 

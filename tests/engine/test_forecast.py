@@ -8,28 +8,38 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench.engine.forecast import ENOUGH, PROBES, Chosen, Floats, Forecast
+from specbench.engine.forecast import ENOUGH, PROBES, WINDOW, Chosen, Floats, Forecast
 
 WIDTH = 3
 
 
 def show(
-    forecast: Forecast, step: int, scores: Floats, *, domains: list[int], drafted: list[bool] | None = None
+    forecast: Forecast,
+    step: int,
+    scores: Floats,
+    *,
+    domains: list[int],
+    drafted: list[bool] | None = None,
+    length: int = WIDTH,
 ) -> None:
     """A cycle in which these rows had these survivals [B, G]."""
     rows = len(scores)
     made = np.ones(rows, dtype=np.bool_) if drafted is None else np.array(drafted)
-    forecast.write(step, numbers=range(rows), domains=domains, drafted=made, scores=torch.tensor(scores))
+    chosen = Chosen(made, length, rows * length, 1.0)
+    forecast.write(step, numbers=range(rows), domains=domains, chosen=chosen, scores=torch.tensor(scores))
     forecast.tell(step, scores.flatten().tolist())
 
 
-def choose(forecast: Forecast, step: int, *, domains: list[int], draft: list[float], verify: list[float]) -> Chosen:
-    """What rows 0, 1, ... of these domains should do."""
+def choose(
+    forecast: Forecast, step: int, *, domains: list[int], draft: list[float], verify: list[float], one: float = 1.0
+) -> Chosen:
+    """What rows 0, 1, ... of these domains should do; one draft a row costs the share ``one`` of a full draft."""
+    shares = np.linspace(one, 1.0, WIDTH)
     return forecast.choose(
         step,
         numbers=range(len(domains)),
         domains=domains,
-        draft_seconds=np.array(draft),
+        draft_seconds=shares[:, None] * np.array(draft),
         verify_seconds=np.array(verify),
     )
 
@@ -100,7 +110,7 @@ def test_rows_that_look_good_are_not_taken_at_their_word() -> None:
     """All rows are alike and their scores are noise: drafting for the lucky ones only looks as if it paid."""
     forecast, noise = Forecast(1, positions=1), np.random.default_rng(1)
     for step in range(60):
-        show(forecast, step, noise.uniform(0.0, 0.6, size=(16, 1)), domains=[0] * 16)  # .3 on average
+        show(forecast, step, noise.uniform(0.0, 0.6, size=(16, 1)), domains=[0] * 16, length=1)  # .3 on average
     draft = [0.0, *(0.035 * n for n in range(1, 17))]  # a lucky row's .6 would pay, the usual .3 does not
     verify = [1.0 + 0.01 * k for k in range(17)]
     assert not choose(forecast, 60, domains=[0] * 16, draft=draft, verify=verify).rows.any()
@@ -114,6 +124,33 @@ def test_hopeless_drafts_are_not_made_when_drafting_costs_something() -> None:
     assert not choose(forecast, 2, domains=[0] * 4, draft=[0.0, 0.5, 0.5, 0.5, 0.5], verify=flat).rows.any()
 
 
+def test_no_further_is_drafted_than_pays() -> None:
+    domains, verify = [0] * 16, [1.0 + 0.02 * k for k in range(16 * WIDTH + 1)]
+    lengths = []
+    for later in (0.02, 0.9):
+        forecast = Forecast(1, positions=WIDTH)
+        for step in range(3):
+            show(forecast, step, np.tile([0.9, 0.9 * later, 0.9 * later**2], (16, 1)), domains=domains)
+        lengths.append(
+            choose(forecast, 3, domains=domains, draft=[0.01 * n for n in range(17)], verify=verify, one=0.3)
+        )
+    assert [found.length for found in lengths] == [1, WIDTH]
+    assert all(found.rows.all() for found in lengths)
+
+
+def test_what_was_not_drafted_is_expected_as_it_was_when_it_was() -> None:
+    forecast, free = Forecast(1, positions=WIDTH), [1.0] * 25
+    good = np.tile([0.9, 0.8, 0.7], (8, 1))
+    show(forecast, 0, good, domains=[0] * 8)
+    for step in range(1, 2 * WINDOW):
+        cut = np.where(np.arange(WIDTH) < 1, good, 0.0)
+        choose(forecast, step, domains=[0] * 8, draft=[0.0] * 9, verify=free)
+        show(forecast, step, cut, domains=[0] * 8, length=1)
+    found = choose(forecast, 2 * WINDOW, domains=[0] * 8, draft=[0.0] * 9, verify=free)
+    assert found.theta == pytest.approx(8 * (1 + 0.9 + 0.8 + 0.7), rel=1e-6)
+    assert found.length == WIDTH
+
+
 def test_domains_are_told_apart() -> None:
     forecast = Forecast(1, positions=WIDTH)
     domains = [0] * 10 + [1] * 10
@@ -124,7 +161,7 @@ def test_domains_are_told_apart() -> None:
         3,
         numbers=[90, 91, 92, 93],  # requests that nothing is known of but their domain
         domains=[1, 0, 1, 0],
-        draft_seconds=np.array(draft),
+        draft_seconds=np.tile(draft, (WIDTH, 1)),
         verify_seconds=1.0 + 0.02 * np.arange(13),
     )
     assert found.rows.tolist() == [False, True, False, True]

@@ -129,13 +129,13 @@ class PricedPolicy(ScoredPolicy):
         self._whole: list[bool] | None = None
 
     def draft_limits(self, rows: Rows, *, load: Load) -> Tensor:
-        """[B] int64: the full length, or 0 where drafting is not expected to pay."""
+        """[B] int64: the length that pays best, or 0 where drafting is not expected to pay."""
         count = len(rows)
         chosen = self._forecast.choose(
             load.step,
             numbers=_numbers(rows),
             domains=_domains(rows),
-            draft_seconds=self._cost.host_draft_seconds(self.context.method, count),
+            draft_seconds=self._cost.host_draft_seconds(self.context.method, count, drafts=self.draft_length),
             verify_seconds=self._verify_seconds(count, riding=load.prefill_tokens),
         )
         drafting = chosen.rows.tolist()
@@ -143,7 +143,9 @@ class PricedPolicy(ScoredPolicy):
         if self._whole is not None:  # of those that draft: a share of what is drafted, not a price of its own
             self._whole = [due and drafts for due, drafts in zip(self._whole, drafting, strict=True)]
         self._chosen = chosen
-        allowed = [self.draft_length if drafts else 0 for drafts in drafting]
+        allowed = [chosen.length if drafts else 0 for drafts in drafting]
+        if self._whole is not None:
+            allowed = [self.draft_length if whole else limit for whole, limit in zip(self._whole, allowed, strict=True)]
         return upload(allowed, dtype=torch.int64, device=rows.lengths.device)
 
     def _verify_seconds(self, rows: int, *, riding: int) -> Floats:
@@ -171,10 +173,9 @@ class PricedPolicy(ScoredPolicy):
             scores = torch.where(drafted.whole[:, None], 2.0, scores)
         admitted = torch.full((), chosen.capacity, dtype=torch.int64, device=scores.device)
         drafting = int(chosen.rows.sum())
-        label = f"lag={self._lag} capacity={chosen.capacity} theta={chosen.theta:.6g} drafting={drafting}"
-        self._forecast.write(
-            load.step, numbers=_numbers(rows), domains=_domains(rows), drafted=chosen.rows, scores=fresh
-        )
+        label = f"lag={self._lag} capacity={chosen.capacity} theta={chosen.theta:.6g}"
+        label += f" length={chosen.length} drafting={drafting}"
+        self._forecast.write(load.step, numbers=_numbers(rows), domains=_domains(rows), chosen=chosen, scores=fresh)
         step = load.step
         return Decision(
             admit(rank(scores, drafted.counts), admitted),
