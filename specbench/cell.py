@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ from specbench.served_cell import measure_served, plan_served
 from specbench.session import Session, Step
 from specbench.telemetry import open_sampler
 from specbench.types import Prompt, Request, Status
-from specbench.workloads.driver import DriveProgress, Outcome, drive
+from specbench.workloads.driver import DriveProgress, Outcome, driving
 from specbench.workloads.patterns import load_options, open_load
 
 __all__ = ["Measurement", "PlannedCell", "describe_cell", "measure_cell", "plan_cell"]
@@ -130,6 +130,29 @@ def _measure_engine(
     stop: Callable[[], bool],
     on_progress: Callable[[DriveProgress], None] | None,
 ) -> Measurement:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        steps = measuring(session, cell, clock=WallClock(), stop=stop, on_progress=on_progress)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                measured: Measurement = end.value
+                return warned(measured, caught)
+
+
+def measuring(
+    session: Session,
+    cell: PlannedCell,
+    *,
+    clock: WallClock,
+    stop: Callable[[], bool],
+    on_progress: Callable[[DriveProgress], None] | None,
+) -> Generator[int, None, Measurement]:
+    """A measurement, a step of the engine at a time: yields the output tokens so far.
+
+    Whoever goes through it catches the warnings, for `warned`.
+    """
     memory = PeakMemory(session.device)
     memory.start()
     sent: dict[str, tuple[int, ...]] = {}
@@ -141,35 +164,32 @@ def _measure_engine(
 
     spec = session.spec
     session.prompts.shortened.clear()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        contestant = cell.contestant or _contestant(session, cell.method, cell.checkpoint)[0]
-        clock = WallClock()
-        engine = build_engine(
-            session.target,
-            contestant,
-            max_rows=spec.concurrency,
-            max_context=session.limits.max_context,
-            kv_memory_bytes=spec.kv_memory,
-            prefill_budget=spec.prefill_chunk,
+    contestant = cell.contestant or _contestant(session, cell.method, cell.checkpoint)[0]
+    engine = build_engine(
+        session.target,
+        contestant,
+        max_rows=spec.concurrency,
+        max_context=session.limits.max_context,
+        kv_memory_bytes=spec.kv_memory,
+        prefill_budget=spec.prefill_chunk,
+        clock=clock,
+        synthetic=cell.spec.synthetic,
+        graphs=session.graphs,
+    )
+    arrivals = open_load(
+        spec.workload, concurrency=spec.concurrency, options=spec.load, seed=spec.seed, planned=cell.spec.load
+    )
+    with open_sampler(session.device, clock=clock) or nullcontext() as sampler:
+        outcome = yield from driving(
+            engine,
+            conversations=session.prompts.prompts,
+            build=build,
+            arrivals=arrivals,
             clock=clock,
-            synthetic=cell.spec.synthetic,
-            graphs=session.graphs,
+            warmups=session.prompts.warmups(spec.warmup * spec.concurrency, limits=session.limits),
+            on_progress=on_progress,
+            stop=stop,
         )
-        arrivals = open_load(
-            spec.workload, concurrency=spec.concurrency, options=spec.load, seed=spec.seed, planned=cell.spec.load
-        )
-        with open_sampler(session.device, clock=clock) or nullcontext() as sampler:
-            outcome = drive(
-                engine,
-                conversations=session.prompts.prompts,
-                build=build,
-                arrivals=arrivals,
-                clock=clock,
-                warmups=session.prompts.warmups(spec.warmup * spec.concurrency, limits=session.limits),
-                on_progress=on_progress,
-                stop=stop,
-            )
     status = Status.INTERRUPTED if outcome.interrupted else outcome.trace.status
     trace = replace(outcome.trace, status=status)
     return Measurement(
@@ -177,11 +197,16 @@ def _measure_engine(
         skipped=outcome.skipped,
         prompt_ids=sent,
         memory={**memory.facts(), **_planned_bytes(session, contestant, engine)},
-        notes=_notes(session, outcome, [*cell.warned, *_texts(caught)]),
+        notes=_notes(session, outcome, cell.warned),
         telemetry=sampler.summary(trace) if sampler is not None else None,
         vocabulary=draft_vocabulary(contestant.drafter, trace, vocab_size=session.target.vocab_size),
         loop={} if engine.padded is None else engine.padded.facts(),
     )
+
+
+def warned(measured: Measurement, caught: Sequence[warnings.WarningMessage]) -> Measurement:
+    """A measurement with a note of each warning that came while it was made."""
+    return replace(measured, notes=tuple(dict.fromkeys([*measured.notes, *_texts(caught)])))
 
 
 def _texts(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
@@ -250,7 +275,7 @@ def _planned_bytes(session: Session, contestant: Contestant, engine: Engine) -> 
     }
 
 
-def _notes(session: Session, outcome: Outcome, warned: list[str]) -> tuple[str, ...]:
+def _notes(session: Session, outcome: Outcome, warned: Sequence[str]) -> tuple[str, ...]:
     """What a reader of the record must know beside its numbers."""
     notes = [*session.notes, *session.prompts.renderer.notes, *warned]
     if session.prompts.shortened:

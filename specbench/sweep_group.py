@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from specbench import provenance
 from specbench.cell import Measurement, PlannedCell, measure_cell, plan_cell
 from specbench.engine.sequence import hash_ids
 from specbench.errors import ConfigError, RecordError, SpecbenchError
+from specbench.interleave import measure_in_turn
 from specbench.judging import judge
 from specbench.recording import Recorder, one_line
 from specbench.records import store
@@ -152,10 +154,11 @@ class _Cells:
         self._remember_finished()
         if not awaited:
             self._read_control()  # before anything is measured that could not be judged
+        together = self._measure_in_turn(todo) if self._group.interleave and not process.stop() else None
         for cell in todo:
-            if process.stop() or (not waiting and process.enough(cell)):
+            if together is None and (process.stop() or (not waiting and process.enough(cell))):
                 break
-            done = self._measure(cell)
+            done = self._measure(cell) if together is None else together.get(cell.key)
             if cell.is_control:
                 if done is not None:
                     self._write(done)
@@ -218,6 +221,39 @@ class _Cells:
             return None
         return _Measured(cell, replace(planned, contestant=None), measured, started_s, setup_s, measure_s)
 
+    def _measure_in_turn(self, todo: Sequence[SweepCell]) -> dict[str, _Measured]:
+        """All cells to do, a step of one after a step of another; without those that failed, or were stopped."""
+        process, ready = self._process, list[tuple[SweepCell, Session, PlannedCell, float]]()
+        started_s = time.time()
+        for cell in todo:
+            session, start = self._session(cell), time.perf_counter()
+            planned: PlannedCell | None = None
+            try:
+                planned = plan_cell(session, cell.method, step=process.screen.step, keep=True)
+                self._check_other(cell, planned)
+            except Exception as error:  # as below
+                self.fail(cell, error, started_s=started_s, planned=planned)
+            else:
+                ready.append((cell, session, planned, time.perf_counter() - start))
+        start = time.perf_counter()
+        found = measure_in_turn(
+            [(session, planned) for _, session, planned, _ in ready],
+            stop=process.stop,
+            on_progress=[partial(process.screen.progress, cell) for cell, *_ in ready],
+        )
+        measure_s = (time.perf_counter() - start) / max(len(ready), 1)
+        process.measure_s += measure_s * len(ready)
+        done: dict[str, _Measured] = {}
+        for (cell, _, planned, setup_s), measured in zip(ready, found, strict=True):
+            if isinstance(measured, Exception):
+                self.fail(cell, measured, started_s=started_s, planned=planned)
+            elif measured.trace.status == Status.INTERRUPTED:
+                process.screen.say(f"stopped inside {cell.settings['method']}; the cell is measured again")
+            else:
+                kept = replace(planned, contestant=None)
+                done[cell.key] = _Measured(cell, kept, measured, started_s, setup_s, measure_s)
+        return done
+
     def _check_other(self, cell: SweepCell, planned: PlannedCell) -> None:
         label = cell.settings["method"]
         other = self._same.setdefault(planned.spec.key(), label)
@@ -257,6 +293,7 @@ class _Cells:
             "group": cell.group,
             "repeat": cell.repeat,
             "order": order,
+            **({"interleaved": True} if self._group.interleave else {}),
             **({} if self._process.executor == "local" else {"executor": self._process.executor}),
             **{name: round(value, 4) for name, value in spent.items()},
         }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,10 +52,11 @@ class SweepCell:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Arms that are measured one after the other and judged against the same control, in the order of measurement."""
+    """Arms that are judged against the same control, in the order of measurement, or measured in turn."""
 
     key: str
     cells: tuple[SweepCell, ...]
+    interleave: bool = False  # measured in turn, step by step
 
     @property
     def run(self) -> RunSpec:
@@ -191,7 +192,7 @@ def _groups(spec: SweepSpec, shared: dict[str, Any], contents: Contents) -> list
             )
             for _, run in runs
         )
-        made.append(Group(group, cells))
+        made.append(Group(group, cells, spec.interleave))
     return made
 
 
@@ -297,7 +298,7 @@ def _ordered(groups: Sequence[Group], *, order_seed: int) -> Iterator[Group]:
             for group in _shuffled(block, repeat, lambda g: f"{order_seed}/{_place(g.cells[0])}"):
                 base = f"{order_seed}/{_place(group.cells[0])}"
                 arms = _shuffled(group.cells, repeat, lambda cell, base=base: f"{base}/{_arm(cell)}")  # type: ignore[misc]
-                yield Group(group.key, tuple(arms))
+                yield replace(group, cells=tuple(arms))
 
 
 def _place(cell: SweepCell) -> str:
@@ -331,7 +332,7 @@ def select(groups: Sequence[Group], expressions: Iterable[str]) -> list[Group]:
         wanted = {cell.key for cell in group.cells if all(test(cell) for test in tests)}
         if wanted:
             kept = tuple(cell for cell in group.cells if cell.key in wanted or cell.is_control)
-            chosen.append(Group(group.key, kept))
+            chosen.append(replace(group, cells=kept))
     if not chosen:
         raise ConfigError(f"no cell is {' and '.join(expressions)}; see the cells with --dry-run")
     return chosen

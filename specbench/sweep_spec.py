@@ -104,7 +104,8 @@ class SweepSpec(_Strict):
     ``exclude`` lists rules: a combination that agrees with all entries of one is left out; an entry is a value of its
     axis or a list of them, and ``method`` may be a name without its draft length. ``where`` lists rules over the axes
     that compared cells share, with settings in ``set`` that go before the base's and before those of earlier rules.
-    ``drafters``: checkpoints by target.
+    ``drafters``: checkpoints by target. ``interleave``: the cells of a group are measured in turn, step by step, so
+    that a machine that drifts does so for all alike; closed loads of the engine only, and memory for all of them.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -115,6 +116,7 @@ class SweepSpec(_Strict):
     drafters: dict[str, dict[str, str]] = {}
     repeats: Annotated[int, Field(ge=1)] = 1
     order_seed: Annotated[int, Field(ge=0)] = 0
+    interleave: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> SweepSpec:
@@ -123,6 +125,7 @@ class SweepSpec(_Strict):
         self._check_loads()
         self._check_sampling()
         self._check_drafters()
+        self._check_interleave()
         for rule in self.exclude:
             self._check_rule(rule, section="exclude", axes=self.axes.used())
         for rule in self.where:
@@ -141,6 +144,15 @@ class SweepSpec(_Strict):
             clash = axis in held if axis == "rate" and isinstance(held, dict) else field in self.base
             if clash:
                 raise ValueError(f"'{axis}' is given twice, in [base] and as an axis; drop one of them")
+
+    def _check_interleave(self) -> None:
+        loads = {*(self.axes.workload or ()), self.base.get("workload", "closed")}
+        loads |= {load["workload"] for load in self.axes.load or () if "workload" in load}
+        if self.interleave and (loads - {"closed"} or self.base.get("backend", "engine") != "engine"):
+            raise ValueError(
+                "interleave takes the engine's cells of a closed load in turn; a server, or arrivals at given times, "
+                "would not wait for their turn: drop interleave, or the workload or backend"
+            )
 
     def _check_where(self, rule: Mapping[str, Any]) -> None:
         settings = rule.get("set")

@@ -25,6 +25,29 @@ class WallClock:
             time.sleep(wait)
 
 
+class PausedClock(WallClock):
+    """The wall's seconds between `resume` and `pause`, added up: of one engine that runs in turn with others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._paused_at: float | None = self._origin
+
+    def now(self) -> float:
+        """Seconds that it ran."""
+        return (time.perf_counter() if self._paused_at is None else self._paused_at) - self._origin
+
+    def resume(self) -> None:
+        """Let time pass."""
+        assert self._paused_at is not None, "it runs already"
+        self._origin += time.perf_counter() - self._paused_at
+        self._paused_at = None
+
+    def pause(self) -> None:
+        """Stand still."""
+        assert self._paused_at is None, "it stands already"
+        self._paused_at = time.perf_counter()
+
+
 class VirtualClock:
     """Time that passes only when told to."""
 

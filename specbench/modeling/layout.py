@@ -14,6 +14,8 @@ from specbench.modeling.pool import PAGE
 from specbench.modeling.row_table import RowTable
 
 _SPLIT = 512  # padded keys that a further group must save: about what its calls cost
+_STRETCH = 1536  # padded queries times keys that another group of neighbours must save
+_REACH = 64  # rows of such a group, at most
 _CACHED = 2048  # padded keys of a group gathered on a CPU: what is read again at once is mostly still in its cache
 _PADDED = 1.5  # keys read, padding included, over real ones: gathering costs more than reading so much in place
 _LONG = 64  # rows with more query tokens than this are attended on their own: padding others to them would waste work
@@ -99,11 +101,34 @@ class BatchLayout:
 
 
 def _split(rows: list[RowSpan], device: torch.device) -> list[list[RowSpan]]:
-    """One group where all contexts can be read in place and little of that is padding; else groups by length."""
+    """Neighbours in a group where all contexts can be read in place and little is padding; else groups by length."""
     longest = max(r.length for r in rows)
     if len(rows) * longest <= _PADDED * sum(r.length for r in rows) and _run(rows, -(-longest // PAGE)) is not None:
-        return [rows]
+        return _neighbours(rows) if device.type == "cpu" else [rows]
     return _by_length(rows, most=_CACHED if device.type == "cpu" else None)
+
+
+def _neighbours(rows: list[RowSpan]) -> list[list[RowSpan]]:
+    """Rows cut into stretches where padding the shorter ones to the widest would cost more than another group.
+
+    The cuts with the least of padded queries times keys; a stretch stays readable in place.
+    """
+    if len({row.count for row in rows}) == 1:
+        return [rows]
+    least, start = [0.0], [0]
+    for end in range(1, len(rows) + 1):
+        width = length = 0
+        best = (float("inf"), 0)
+        for first in range(end - 1, max(end - _REACH, 0) - 1, -1):
+            width, length = max(width, rows[first].count), max(length, rows[first].length)
+            best = min(best, (least[first] + (end - first) * width * length + _STRETCH, first))
+        least.append(best[0])
+        start.append(best[1])
+    groups, end = list[list[RowSpan]](), len(rows)
+    while end:
+        groups.append(rows[start[end] : end])
+        end = start[end]
+    return groups[::-1]
 
 
 def _by_length(rows: list[RowSpan], *, most: int | None) -> list[list[RowSpan]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from specbench.api import Arrivals, Backend, Clock
@@ -102,14 +102,44 @@ def drive(
     on_progress: Callable[[DriveProgress], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Run all conversations to their end, or until ``stop`` says so, and close the backend.
+    """Run all conversations to their end, or until ``stop`` says so, and close the backend, as `driving` does."""
+    steps = driving(
+        backend,
+        conversations=conversations,
+        build=build,
+        arrivals=arrivals,
+        clock=clock,
+        warmups=warmups,
+        on_progress=on_progress,
+        stop=stop,
+    )
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+
+def driving(
+    backend: Backend,
+    *,
+    conversations: Sequence[Prompt],
+    build: BuildRequest,
+    arrivals: Arrivals,
+    clock: Clock,
+    warmups: Sequence[Request] = (),
+    on_progress: Callable[[DriveProgress], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Generator[int, None, Outcome]:
+    """Run all conversations, a look at the backend at a time: yields the output tokens so far, returns the outcome.
 
     Warm-up requests run first and to their end; arrival times count from then on. A request arrives when the pattern
     says, however late the backend is, and waits in a queue without bound; a later turn arrives when the turn before it
     has ended and its user has thought. A turn that does not fit the context, the turns after one that failed, and
     conversations for which the pattern has no arrival are skipped and reported.
     """
-    _warm_up(backend, warmups, stop)
+    yield from _warm_up(backend, warmups, stop)
     state = _State(deque(conversations), total=sum(len(prompt.turns) for prompt in conversations))
     origin = clock.now()
     while state.unfinished and not stop():
@@ -121,17 +151,19 @@ def drive(
             _sleep(clock, state, arrivals, origin_s=origin)
         if on_progress is not None:
             on_progress(DriveProgress(state.done, state.total, state.tokens, clock.now() - origin))
+        yield state.tokens
     interrupted = state.unfinished
     trace = replace(backend.close(), paced=arrivals.open_loop or arrivals.think_time_s > 0)
     return Outcome(trace, tuple(state.skipped), interrupted)
 
 
-def _warm_up(backend: Backend, warmups: Sequence[Request], stop: Callable[[], bool]) -> None:
+def _warm_up(backend: Backend, warmups: Sequence[Request], stop: Callable[[], bool]) -> Generator[int, None, None]:
     for request in warmups:
         backend.submit(request, warmup=True)
     pending = {request.id for request in warmups}
     while pending and not stop():
         pending -= {event.request_id for event in backend.poll() if event.finished}
+        yield 0
 
 
 def _wake(backend: Backend, state: _State, build: BuildRequest, *, now_s: float) -> None:

@@ -13,8 +13,18 @@ from specbench.modeling.pool import PAGE, pages_for
 HEADS, KEY_HEADS, DIM = 4, 2, 8
 
 
-def _batch(rows: list[tuple[int, int]], seed: int) -> tuple[list[RowSpan], int]:
-    """Row spans of (context before, tokens now) on shuffled pages, and how many pages there are."""
+def _batch(rows: list[tuple[int, int]], seed: int, *, run: bool = False) -> tuple[list[RowSpan], int]:
+    """Row spans of (context before, tokens now) on shuffled pages, and how many pages there are.
+
+    With ``run`` the pages are front to back and at equal distances, so that rows can be read in place.
+    """
+    if run:
+        apart = max(pages_for(before + count) for before, count in rows) + 1
+        starts = [sum(count for _, count in rows[:row]) for row in range(len(rows))]
+        return [
+            RowSpan(start, count, before + count, range(apart * row, apart * row + apart))
+            for row, (start, (before, count)) in enumerate(zip(starts, rows, strict=True))
+        ], apart * len(rows)
     generator = torch.Generator().manual_seed(seed)
     needed = [pages_for(before + count) for before, count in rows]
     free = torch.randperm(sum(needed) + 3, generator=generator).tolist()
@@ -30,11 +40,12 @@ def _batch(rows: list[tuple[int, int]], seed: int) -> tuple[list[RowSpan], int]:
     rows=st.lists(st.tuples(st.integers(0, 700), st.integers(1, 70)), min_size=1, max_size=9),
     window=st.sampled_from([None, 1, 24]),
     seed=st.integers(0, 99),
+    run=st.booleans(),
 )
 def test_every_row_sees_its_own_past_whatever_shares_its_group(
-    rows: list[tuple[int, int]], window: int | None, seed: int
+    rows: list[tuple[int, int]], window: int | None, seed: int, run: bool
 ) -> None:
-    spans, num_pages = _batch(rows, seed)
+    spans, num_pages = _batch(rows, seed, run=run)
     layout = BatchLayout.build(spans, torch.device("cpu"))
     torch.manual_seed(seed)
     keys, values = (torch.randn(num_pages, PAGE, KEY_HEADS, DIM) for _ in range(2))
@@ -77,3 +88,16 @@ def test_gathered_contexts_stay_in_the_cache_until_they_are_read() -> None:
     assert len(cut) < 16
     assert groups([(2999, 1)] * 2) == [[3000], [3000]]  # one row is never cut
     assert len(groups([(499, 1)] * 16, run=True)) == 1
+
+
+def test_neighbours_of_different_widths_are_not_all_padded_to_the_widest() -> None:
+    def widths(rows: list[tuple[int, int]]) -> list[list[int]]:
+        spans, _ = _batch(rows, 0, run=True)
+        layout = BatchLayout.build(spans, torch.device("cpu"))
+        assert all(group.run is not None for group in layout.groups)  # still read in place
+        return [list(group.tokens.shape) for group in layout.groups]
+
+    assert widths([(150, 2)] * 16) == [[16, 2]]
+    assert widths([(150, 2), (150, 1)] * 8) == [[16, 2]]  # little would be saved
+    assert widths([(150, 8)] * 2 + [(150, 1)] * 14) == [[2, 8], [14, 1]]
+    assert widths([(150, 1)] * 7 + [(150, 8)] * 2 + [(150, 1)] * 7) == [[7, 1], [2, 8], [7, 1]]

@@ -257,3 +257,37 @@ def test_a_full_disk_ends_the_sweep_and_keeps_what_is_finished(base: dict[str, A
     assert list(tmp_path.glob(".*.tmp")) == []
     assert run(base, tmp_path, axes=axes).exit_code == 0
     assert len(cells(tmp_path)) == 4
+
+
+def test_interleaved_cells_step_in_turn_and_give_what_they_give_alone(base: dict[str, Any], tmp_path: Path) -> None:
+    tokens: dict[str, int] = {}
+    ahead: list[int] = []
+
+    def follow(cell: Any, drive: Any) -> None:
+        tokens[cell.settings["method"]] = drive.tokens
+        if len(tokens) == 3 and min(tokens.values()) < drive.total:
+            ahead.append(max(tokens.values()) - min(tokens.values()))
+
+    axes = {"method": ["ngram:2", "ngram:3"]}
+    run(base, tmp_path / "alone", axes=axes)
+    summary = run(base, tmp_path / "turns", axes=axes, interleave=True, screen=Watcher(follow))
+    assert (summary.exit_code, summary.measured) == (0, 3)
+    assert_same(tmp_path / "turns", tmp_path / "alone")
+    assert max(ahead) <= 4 + 1  # a step gives at most four tokens, and the one with the fewest goes on
+    records = cells(tmp_path / "turns").values()
+    assert all(any("in turn with 2 other cells" in note for note in record.notes) for record in records)
+    assert all(record.provenance["sweep"]["interleaved"] is True for record in records)
+    walls = [store.read_trace(tmp_path / "turns", record).wall_s for record in records]
+    assert min(walls) > 0
+    assert sum(walls) <= summary.measure_s  # each clock ran only in its own steps
+
+
+def test_an_interleaved_cell_that_fails_ends_alone(
+    base: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring(monkeypatch, breaking="support_bad_drafter")
+    summary = run(base, tmp_path, axes={"method": ["ngram:2", "breaking:2"]}, interleave=True)
+    assert (summary.measured, len(summary.failed_now)) == (3, 1)
+    found = by_method(tmp_path)
+    assert found["ngram:2"].verdict is not None
+    assert found["breaking:2"].status == "failed"

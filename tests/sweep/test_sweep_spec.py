@@ -87,6 +87,8 @@ def test_settings_of_some_combinations_are_those_of_all_their_cells() -> None:
         ({"axes": LOADS, "where": [{"concurrency": 1, "set": {"policy": "fixed"}}]}, "cannot be set in [[where]]"),
         ({"axes": LOADS, "where": [{"concurrency": 1, "set": {"concurrency": 2}}]}, "cannot be set in [[where]]"),
         ({"axes": LOADS, "where": [{"concurrency": 1, "set": {"num_promts": 2}}]}, "did you mean num_prompts"),
+        ({"interleave": True, "base": {"workload": "poisson", "load": {"rate": 1}}}, "would not wait for their turn"),
+        ({"interleave": True, "base": {"backend": "openai"}}, "would not wait for their turn"),
         ({"repeats": 0}, "repeats"),
         ({"repeat": 2}, "did you mean repeats"),
     ],
