@@ -70,7 +70,10 @@ class Drafter(Protocol):
         ...
 
     def propose(self, rows: Rows, *, limits: Tensor, rng: Random) -> Proposal:
-        """At most ``limits`` [B] drafts a row; G = the largest limit. Never called when every limit is 0."""
+        """At most ``limits`` [B] drafts a row; G = the largest limit. Never called when every limit is 0.
+
+        ``rows`` may be some of the step's: those whose limit is 0 are left out where the host knows them.
+        """
         ...
 
     def commit(self, rows: Rows, *, verdict: Verdict, features: Features) -> None:

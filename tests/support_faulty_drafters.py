@@ -78,17 +78,17 @@ class KeepsRejected(Summing):
 class SkipsUndraftedRows(Summing):
     """commit() passes over rows that were not drafted for."""
 
-    limits: Tensor | None = None
+    drafted: Tensor | None = None  # slots
 
     def propose(self, rows: Rows, *, limits: Tensor, rng: Random) -> Proposal:
-        self.limits = limits
+        self.drafted = rows.slots[limits > 0]
         return super().propose(rows, limits=limits, rng=rng)
 
     def commit(self, rows: Rows, *, verdict: Verdict, features: Features) -> None:
         before = self.sums.clone()
         super().commit(rows, verdict=verdict, features=features)
-        if self.limits is not None and len(self.limits) == len(rows):
-            skipped = rows.slots[self.limits == 0]
+        if self.drafted is not None:
+            skipped = rows.slots[~torch.isin(rows.slots, self.drafted)]
             self.sums[skipped] = before[skipped]
 
 

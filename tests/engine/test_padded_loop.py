@@ -152,7 +152,8 @@ def test_the_counter_sees_what_the_plain_loop_looks_at(stable: Stable) -> None:
     with counted() as looks:
         engine.poll()
     assert looks["tolist"] > 1
-    assert looks["__bool__"] + looks["__int__"] >= 2
+    assert looks["__int__"] >= 1
+    assert sum(looks.values()) >= 4
 
 
 def test_a_stage_that_cannot_be_captured_is_called_and_said(stable: Stable) -> None:
