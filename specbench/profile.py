@@ -8,41 +8,34 @@ are not smoothed.
 from __future__ import annotations
 
 import json
-import random
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.backends.engine import Contestant, build_contestant, build_engine
+from specbench.backends.engine import Contestant, build_contestant
 from specbench.cell import plan_cell
 from specbench.config import BASELINE, MethodSpec, RunSpec
 from specbench.engine import cost_table
-from specbench.engine.clock import WallClock
-from specbench.engine.cost_table import CostTable, PromptCost, RowCost
-from specbench.engine.policies.fixed import FixedPolicy
+from specbench.engine.cost_table import CostTable, PromptCost, RowCost, WidthCost
 from specbench.engine.target import Target
-from specbench.errors import CapacityError, ConfigError
+from specbench.errors import ConfigError
 from specbench.modeling.layout import BatchLayout, RowSpan
 from specbench.modeling.pool import PAGE, KVPool, pages_for, pool_dtype
 from specbench.planning import origin, table_path
+from specbench.profile_drafter import DraftTimings, OnProgress, now, profile_drafter, spread
 from specbench.records.store import write_atomic
 from specbench.resolve import silent_step
 from specbench.session import Session, Step, open_session
-from specbench.types import Proposal, Request, Rows, Sampling
 
+WIDTH_POINTS = (2, 3, 4)  # tokens a row, between one and full rows
 PROMPT_POINTS = (1, 16, 32, 64, 128, 256, 512)  # tokens of a prompt chunk; the engine's own chunks have up to 512
 LONGEST_BLOCK = 16  # drafts a round that the timed proposals leave room for
-
-OnProgress = Callable[[int, int], None]
-"""Called with the number of timings done and planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,8 @@ def profile_target(
     """Time the forward over tokens (rows filled to ``draft_length`` + 1 tokens) and over rows of one token each.
 
     The time of rows is told apart from that of tokens: a step of R rows and B tokens takes row_cost(R) + time(B),
-    which is what was measured for full rows and for rows that draft nothing. Prompt chunks are timed beside them.
+    which is what was measured for full rows and for rows that draft nothing; what rows of two to four tokens take more
+    or less than that comes beside it. Prompt chunks are timed too.
     """
     block = settings.draft_length + 1
     most = settings.max_rows * block
@@ -106,29 +100,47 @@ def profile_target(
     tokens = sorted({*token_points(most), *rows})
     by_tokens = {m: _Shape(-(-m // block), m) for m in tokens}
     by_rows = {r: _Shape(r, r) for r in rows}
+    widths = [width for width in WIDTH_POINTS if width < block]
+    by_width = {(r, width): _Shape(r, r * width) for r in rows for width in widths}
     prompts = {m: _Shape(1, m, prompt=True) for m in PROMPT_POINTS if m <= target.context_limit}
-    shapes = list(dict.fromkeys([*by_tokens.values(), *by_rows.values(), *prompts.values()]))
+    shapes = list(dict.fromkeys([*by_tokens.values(), *by_rows.values(), *by_width.values(), *prompts.values()]))
     seconds = _time_forwards(target, shapes, settings, on_progress)
     whole = {m: statistics.median(seconds[by_tokens[m]]) for m in tokens}
     row_cost = RowCost(
         tuple(rows),
         _row_seconds([statistics.median(seconds[by_rows[r]]) for r in rows], rows, whole, by_tokens),
-        tuple(_spread(seconds[by_rows[r]]) for r in rows),
+        tuple(spread(seconds[by_rows[r]]) for r in rows),
     )
-    return CostTable(
+    table = CostTable(
         tokens=tuple(tokens),
         steps_per_s=tuple(1.0 / (whole[m] - float(row_cost.at(by_tokens[m].rows))) for m in tokens),
         max_tokens=most,
         lookup="linear",
-        spread=tuple(_spread(seconds[by_tokens[m]]) for m in tokens),
+        spread=tuple(spread(seconds[by_tokens[m]]) for m in tokens),
         tokens_per_row=block,
         row_cost=row_cost,
         prompt=PromptCost(
             tuple(prompts),
             tuple(statistics.median(seconds[shape]) for shape in prompts.values()),
-            tuple(_spread(seconds[shape]) for shape in prompts.values()),
+            tuple(spread(seconds[shape]) for shape in prompts.values()),
         ),
     )
+    return table if not widths else replace(table, width_cost=_width_cost(table, rows, widths, by_width, seconds))
+
+
+def _width_cost(
+    table: CostTable,
+    rows: Sequence[int],
+    widths: Sequence[int],
+    shapes: Mapping[tuple[int, int], _Shape],
+    seconds: Mapping[_Shape, Sequence[float]],
+) -> WidthCost:
+    """What was measured of partly filled rows beyond what the table says of so many tokens and rows."""
+    assert table.tokens_per_row is not None
+    lines = [
+        [statistics.median(seconds[shapes[r, w]]) - float(table.seconds(r * w, rows=r)) for w in widths] for r in rows
+    ]
+    return WidthCost(tuple(rows), (1, *widths, table.tokens_per_row), tuple((0.0, *line, 0.0) for line in lines))
 
 
 def _row_seconds(
@@ -148,14 +160,6 @@ def _row_seconds(
         cap = 0.5 * min((whole[m] for m, shape in shapes.items() if shape.rows > rows[index - 1]), default=median)
         found.append(min(max(known + median - whole[rows[index]], 0.0), cap))
     return tuple(found)
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Interquartile range over the median; 0 with a single repeat."""
-    if len(values) < 2:
-        return 0.0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / statistics.median(values)
 
 
 @torch.inference_mode()
@@ -184,124 +188,14 @@ def _time_forwards(
         for index, shape in enumerate(shapes):
             ids, spans = batches[shape]
             wanted = torch.tensor([shape.tokens - 1], device=lm.device) if shape.prompt else None
-            start = _now(lm.device)
+            start = now(lm.device)
             layout = BatchLayout.build(spans, lm.device)
             lm.forward(ids, layout=layout, pool=pool, logits_at=wanted).logits.argmax(dim=-1).tolist()
-            spent = _now(lm.device) - start
+            spent = now(lm.device) - start
             if turn >= settings.warmup:
                 seconds[shape].append(spent)
             on_progress(turn * len(shapes) + index + 1, total)
     return seconds
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-# ----------------------------------------------------------------------------------------------------- drafter
-
-
-class _Stopwatch:
-    """A drafter that times its proposals once all rows of the batch draft at full length."""
-
-    def __init__(self, drafter: Any, rows: int, length: int, device: torch.device) -> None:
-        self._drafter, self._rows, self._length, self._device = drafter, rows, length, device
-        self.seconds: list[float] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._drafter, name)
-
-    def propose(self, rows: Rows, *, limits: Tensor, rng: Any) -> Proposal:
-        """The drafter's own proposal."""
-        full = len(rows) == self._rows and int(limits.min()) == self._length
-        start = _now(self._device)
-        found: Proposal = self._drafter.propose(rows, limits=limits, rng=rng)
-        spent = _now(self._device) - start
-        if full:
-            self.seconds.append(spent)
-        return found
-
-
-def profile_drafter(
-    target: Target,
-    contestant: Contestant,
-    settings: ProfileSettings,
-    *,
-    max_context: int,
-    sampling: Sampling,
-    on_progress: OnProgress = lambda done, of: None,
-) -> RowCost:
-    """Time proposals in the engine for 1, 2, 4, ... rows on random prompts of ``context`` tokens.
-
-    At full length, and of one draft a row.
-    """
-    rows = row_points(settings.max_rows)
-    single = replace(contestant, policy=FixedPolicy(1))
-    arms = [contestant] if contestant.draft_length == 1 else [contestant, single]
-    times = []
-    for index, count in enumerate(rows):
-        times.append(
-            [_time_proposals(target, arm, settings, count, max_context=max_context, sampling=sampling) for arm in arms]
-        )
-        on_progress(index + 1, len(rows))
-    return RowCost(
-        tuple(rows),
-        tuple(statistics.median(found[0]) for found in times),
-        tuple(_spread(found[0]) for found in times),
-        draft_length=contestant.draft_length,
-        single=tuple(statistics.median(found[1]) for found in times) if len(arms) > 1 else (),
-    )
-
-
-def _time_proposals(
-    target: Target,
-    contestant: Contestant,
-    settings: ProfileSettings,
-    rows: int,
-    *,
-    max_context: int,
-    sampling: Sampling,
-) -> list[float]:
-    watch: Any = _Stopwatch(contestant.drafter, rows, contestant.draft_length, target.lm.device)
-    engine = build_engine(
-        target,
-        replace(contestant, drafter=watch),
-        max_rows=rows,
-        max_context=max_context,
-        kv_memory_bytes=None,
-        prefill_budget=rows * settings.context,
-        clock=WallClock(),
-    )
-    generator = random.Random(0)
-    for number in range(rows):
-        prompt = tuple(generator.randrange(target.vocab_size) for _ in range(settings.context))
-        engine.submit(
-            Request(
-                id=f"profile/{number}",
-                number=number,
-                prompt_ids=prompt,
-                max_new_tokens=max_context - settings.context,
-                sampling=sampling,
-                seed=0,
-                stop_ids=frozenset(),
-                ignore_eos=True,
-                task="profile",
-                domain="profile",
-            )
-        )
-    wanted = settings.warmup + settings.repeats
-    while engine.has_work and len(watch.seconds) < wanted:
-        engine.poll()
-    contestant.drafter.release(range(rows))
-    if len(watch.seconds) < wanted:
-        raise CapacityError(
-            f"'{contestant.method}' drafted {len(watch.seconds)} times at full length for {rows} rows in "
-            f"{max_context} tokens, {wanted} are timed; ask for fewer repeats"
-        )
-    timed: list[float] = watch.seconds[settings.warmup :]
-    return timed
 
 
 # --------------------------------------------------------------------------------------------------------- job
@@ -345,20 +239,22 @@ def profile(
         dtype=session.dtype,
         threads=session.threads,
     )
-    contestants = [
-        _contestant(session, method, settings, max_context, step) for method in fixed.methods if method.name != BASELINE
-    ]
+    builders = {
+        method.name: _builder(session, method, max_context, step) for method in fixed.methods if method.name != BASELINE
+    }
     table = profile_target(session.target, settings, on_progress=lambda done, of: on_progress("target", done, of))
+    timings = DraftTimings(
+        row_points(settings.max_rows), settings.context, max_context, repeats=settings.repeats, warmup=settings.warmup
+    )
     draft = {
-        contestant.method: profile_drafter(
+        method: profile_drafter(
             session.target,
-            contestant,
-            settings,
-            max_context=max_context,
+            build,
+            timings,
             sampling=spec.sampling,
-            on_progress=partial(on_progress, contestant.method),
+            on_progress=partial(on_progress, method),
         )
-        for contestant in contestants
+        for method, build in builders.items()
     }
     table = replace(table, draft=draft, origin=replace(place, context=settings.context))
     path = out or table_path(place)
@@ -366,15 +262,18 @@ def profile(
     return ProfileResult(table, path)
 
 
-def _contestant(
-    session: Session, method: MethodSpec, settings: ProfileSettings, max_context: int, step: Step
-) -> Contestant:
+def _builder(session: Session, method: MethodSpec, max_context: int, step: Step) -> Callable[[int], Contestant]:
+    """Contestants of a method, for so many rows each; one is tried at once, so that a bad checkpoint is found first."""
     cell = plan_cell(session, method, step=step)
-    return build_contestant(
-        method.name,
-        target=replace(session.view, max_rows=settings.max_rows, max_context=max_context),
-        checkpoint=cell.checkpoint.path if cell.checkpoint is not None else None,
-        options=session.spec.options.get(method.name, {}),
-        policy=("fixed", None),
-        draft_length=session.spec.length_of(method),
-    )
+
+    def build(rows: int) -> Contestant:
+        return build_contestant(
+            method.name,
+            target=replace(session.view, max_rows=rows, max_context=max_context),
+            checkpoint=cell.checkpoint.path if cell.checkpoint is not None else None,
+            options=session.spec.options.get(method.name, {}),
+            policy=("fixed", None),
+            draft_length=session.spec.length_of(method),
+        )
+
+    return build

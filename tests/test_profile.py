@@ -58,11 +58,12 @@ def test_steps_of_full_rows_and_of_single_tokens_cost_what_was_measured(monkeypa
     """A machine on which a row costs three times as much when it holds a single token."""
 
     def seconds(shape: Any) -> float:
-        return float(1 + 0.05 * shape.tokens + (0.09 if shape.rows == shape.tokens else 0.03) * shape.rows)
+        each = {1: 0.09, 2: 0.01, 3: 0.03}.get(-(-shape.tokens // shape.rows), 0.0)
+        return float(1 + 0.05 * shape.tokens + each * shape.rows)
 
     monkeypatch.setattr(profiling, "_time_forwards", lambda target, shapes, *_: {s: [seconds(s)] * 3 for s in shapes})
     table = profile_target(SimpleNamespace(context_limit=64), SMALL)  # type: ignore[arg-type]
-    for shape in (profiling._Shape(rows, rows * each) for rows in (1, 2, 4) for each in (1, 3)):
+    for shape in (profiling._Shape(rows, rows * each) for rows in (1, 2, 4) for each in (1, 2, 3)):
         assert table.seconds(shape.tokens, rows=shape.rows).item() == pytest.approx(seconds(shape))
 
 

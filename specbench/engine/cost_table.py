@@ -14,59 +14,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from specbench.engine.costs import Floats, PromptCost, RowCost, WidthCost
 from specbench.errors import ConfigError
 
 FORMAT = "specbench-cost-table"
 VERSION = 1
 
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class RowCost:
-    """Seconds by rows, straight lines between the measured points and flat beyond them. ``spread``: see `CostTable`.
-
-    A drafter's price is of ``draft_length`` drafts a row; ``single`` is that of one draft a row.
-    """
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-    spread: tuple[float, ...] = ()
-    draft_length: int | None = None
-    single: tuple[float, ...] = ()
-
-    def at(self, rows: Any, *, drafts: int | None = None) -> Floats:
-        """Seconds at ``rows`` (any shape), of ``drafts`` a row: on a straight line where one was measured too."""
-        whole = np.asarray(np.interp(rows, self.rows, self.seconds), dtype=np.float64)
-        if drafts is None or not self.by_length:
-            return whole
-        one = np.interp(rows, self.rows, self.single)
-        assert self.draft_length is not None, "a price by length says which lengths it was measured at"
-        return np.asarray(one + (whole - one) * ((drafts - 1) / (self.draft_length - 1)), dtype=np.float64)
-
-    @property
-    def by_length(self) -> bool:
-        """It says what fewer drafts a row cost."""
-        return bool(self.single) and (self.draft_length or 0) > 1
-
-
-@dataclass(frozen=True, slots=True)
-class PromptCost:
-    """Seconds of a step that runs ``tokens`` prompt tokens of one new request, whose last alone is given logits.
-
-    Straight lines between the measured points; beyond the last in proportion, so that nothing is free.
-    """
-
-    tokens: tuple[int, ...]
-    seconds: tuple[float, ...]
-    spread: tuple[float, ...] = ()
-
-    def at(self, tokens: int) -> float:
-        """Seconds of a chunk of so many tokens."""
-        return float(np.interp(tokens, self.tokens, self.seconds)) * max(1.0, tokens / self.tokens[-1])
+__all__ = [
+    "CostTable", "Floats", "Origin", "PromptCost", "RowCost", "WidthCost", "merged", "parse", "read", "to_document",
+    "to_sglang",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +47,10 @@ class CostTable:
     ``lookup`` "floor": the value at the largest measured point not beyond the tokens asked for holds; "linear": step
     times are joined by straight lines. Beyond ``max_tokens`` the time grows in proportion to the tokens, so that what
     was never measured is not free. ``row_cost`` adds seconds by rows; ``steps_per_s`` is then without them.
-    ``tokens_per_row`` says how the rows of the measured batches were filled. ``spread`` is the interquartile range of
-    the repeats over their median. ``draft`` holds the price of drafting by method, ``prompt`` that of prompt tokens,
-    which need no logits; without it they cost what verified ones do.
+    ``width_cost`` mends that by how full the rows are. ``tokens_per_row`` says how the rows of the measured batches
+    were filled. ``spread`` is the interquartile range of the repeats over their median. ``draft`` holds the price of
+    drafting by method, ``prompt`` that of prompt tokens, which need no logits; without it they cost what verified ones
+    do.
     """
 
     tokens: tuple[int, ...]
@@ -100,6 +60,7 @@ class CostTable:
     spread: tuple[float, ...] = ()
     tokens_per_row: int | None = None
     row_cost: RowCost | None = None
+    width_cost: WidthCost | None = None
     draft: Mapping[str, RowCost] = field(default_factory=dict)
     prompt: PromptCost | None = None
     origin: Origin = Origin()
@@ -117,7 +78,10 @@ class CostTable:
         rate = rate * np.minimum(1.0, self.max_tokens / np.maximum(wanted, 1))
         if self.row_cost is None or rows is None:
             return np.asarray(rate, dtype=np.float64)
-        return np.asarray(1.0 / (1.0 / rate + self.row_cost.at(rows)), dtype=np.float64)
+        whole = 1.0 / rate + self.row_cost.at(rows)
+        if self.width_cost is not None:
+            whole = np.maximum(whole + self.width_cost.at(wanted, rows=rows), 0.5 * whole)
+        return np.asarray(1.0 / whole, dtype=np.float64)
 
     def seconds(self, tokens: Any, *, rows: int | None = None) -> Floats:
         """Seconds of one step, as `rate`."""
@@ -181,6 +145,12 @@ class _RowCostDocument(_Strict):
     single: tuple[Annotated[float, Field(ge=0)], ...] = ()
 
 
+class _WidthCostDocument(_Strict):
+    rows: Annotated[tuple[Count, ...], Field(min_length=1)]
+    widths: Annotated[tuple[Count, ...], Field(min_length=2)]
+    seconds: tuple[tuple[float, ...], ...]
+
+
 class _PromptDocument(_Strict):
     tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
     seconds: tuple[Positive, ...]
@@ -198,6 +168,7 @@ class _Document(_Strict):
     max_tokens: Count
     tokens_per_row: Count | None = None
     row_cost: _RowCostDocument | None = None
+    width_cost: _WidthCostDocument | None = None
     draft: dict[str, _RowCostDocument] = {}
     prompt: _PromptDocument | None = None
     device: str | None = None
@@ -236,6 +207,7 @@ def to_document(table: CostTable) -> dict[str, Any]:
         "max_tokens": table.max_tokens,
         "tokens_per_row": table.tokens_per_row,
         "row_cost": None if table.row_cost is None else _row_document(table.row_cost),
+        "width_cost": None if table.width_cost is None else asdict(table.width_cost),
         "draft": {method: _row_document(cost) for method, cost in table.draft.items()},
         "prompt": None if table.prompt is None else {k: list(v) for k, v in asdict(table.prompt).items()},
         **origin,
@@ -275,7 +247,7 @@ def parse(document: object, *, where: str) -> CostTable:
         ) from error
 
 
-def _rising(points: tuple[int, ...], values: tuple[float, ...], *, name: str, where: str) -> None:
+def _rising(points: tuple[int, ...], values: tuple[object, ...], *, name: str, where: str) -> None:
     if len(points) != len(values):
         raise ConfigError(f"{where}: {name} has {len(points)} points and {len(values)} values; they must be as many")
     if any(a >= b for a, b in itertools.pairwise(points)):
@@ -289,6 +261,15 @@ def _row_cost(found: _RowCostDocument, *, name: str, where: str) -> RowCost:
         if found.draft_length is None:
             raise ConfigError(f"{where}: {name} prices one draft a row beside an unstated number; add draft_length")
     return RowCost(found.rows, found.seconds, found.spread, found.draft_length, found.single)
+
+
+def _width_cost(found: _WidthCostDocument | None, *, where: str) -> WidthCost | None:
+    if found is None:
+        return None
+    _rising(found.rows, found.seconds, name="width_cost.rows", where=where)
+    for line in found.seconds:
+        _rising(found.widths, line, name="width_cost.widths", where=where)
+    return WidthCost(found.rows, found.widths, found.seconds)
 
 
 def _from_document(found: _Document, where: str) -> CostTable:
@@ -306,6 +287,7 @@ def _from_document(found: _Document, where: str) -> CostTable:
         spread=found.spread,
         tokens_per_row=found.tokens_per_row,
         row_cost=None if found.row_cost is None else _row_cost(found.row_cost, name="row_cost", where=where),
+        width_cost=_width_cost(found.width_cost, where=where),
         draft={m: _row_cost(cost, name=f"draft.{m}", where=where) for m, cost in found.draft.items()},
         prompt=None if prompt is None else PromptCost(prompt.tokens, prompt.seconds, prompt.spread),
         origin=Origin(**{name: getattr(found, name) for name in Origin.__dataclass_fields__}),

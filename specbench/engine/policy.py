@@ -16,7 +16,7 @@ from specbench.engine.cost_table import CostTable, Floats
 from specbench.engine.scores import OnlineCalibrator, Scores
 from specbench.engine.upload import upload
 from specbench.errors import ConfigError, unknown_name
-from specbench.kernels.plan import lookup, survival
+from specbench.kernels.plan import survival
 from specbench.types import Load, Proposal, Rows, Verdict, VerifyPlan
 
 VERIFY_ALL = "verify-all"
@@ -125,9 +125,6 @@ class StepCost:
     def __init__(self, table: CostTable, device: torch.device) -> None:
         self.table = table
         self._device = device
-        self._at = torch.tensor(table.tokens, dtype=torch.int64, device=device)
-        self._rates = torch.tensor(table.steps_per_s, dtype=torch.float64, device=device)
-        self._seconds = 1.0 / self._rates
         self._known: dict[tuple[int, int, int], Tensor] = {}
         self._prices: dict[tuple[str, int, int], Floats] = {}
         self._host: dict[tuple[int, int, int], Floats] = {}
@@ -138,19 +135,13 @@ class StepCost:
         ``riding`` tokens are in the batch whatever is decided: prompt chunks, and rounds that verify everything.
         """
         key = (rows, riding, candidates)
-        if key in self._known:
-            return self._known[key]
-        tokens = rows + riding + torch.arange(candidates + 1, device=self._device)
-        if self.table.lookup == "linear":
-            rate = 1.0 / lookup(tokens, at=self._at, values=self._seconds, linear=True)
-        else:
-            rate = lookup(tokens, at=self._at, values=self._rates, linear=False)
-        rate = torch.where(tokens > self.table.max_tokens, rate * self.table.max_tokens / tokens, rate)
-        if self.table.row_cost is not None:
-            rate = 1.0 / (1.0 / rate + float(self.table.row_cost.at(rows)))
-        if riding == 0:  # prompt chunks come in any size: what is kept stays bounded
-            self._known[key] = rate
-        return rate
+        found = self._known.get(key)
+        if found is None:
+            host = self.host_rates(rows, riding=riding, candidates=candidates)
+            found = upload(host.tolist(), dtype=torch.float64, device=self._device)
+            if riding == 0:  # prompt chunks come in any size: what is kept stays bounded
+                self._known[key] = found
+        return found
 
     def host_rates(self, rows: int, *, riding: int, candidates: int) -> Floats:
         """`rates` on the host."""

@@ -14,7 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_planning import TABLES, staircase
 
-from specbench.engine.cost_table import CostTable, Origin, PromptCost, RowCost, parse, read, to_document, to_sglang
+from specbench.engine.cost_table import (
+    CostTable,
+    Origin,
+    PromptCost,
+    RowCost,
+    WidthCost,
+    parse,
+    read,
+    to_document,
+    to_sglang,
+)
 from specbench.engine.policy import StepCost
 from specbench.errors import ConfigError
 
@@ -83,16 +93,42 @@ def test_prompt_tokens_have_a_price_of_their_own() -> None:
     assert table.step_s(8, rows=2) == pytest.approx(0.024)
 
 
+def test_partly_filled_rows_have_a_cost_of_their_own() -> None:
+    bare = CostTable((1, 100), (1.0, 0.5), 100, lookup="linear", row_cost=RowCost((1, 9), (0.0, 0.8)))
+    width = WidthCost((1, 5), (1, 2, 8), ((0.0, -0.1, 0.0), (0.0, -0.3, 0.0)))
+    table = replace(bare, width_cost=width)
+
+    def mended(tokens: int, rows: int) -> float:
+        return float(table.seconds(tokens, rows=rows) - bare.seconds(tokens, rows=rows))
+
+    assert [mended(n, 1) for n in (1, 2, 5, 8, 9)] == pytest.approx([0, -0.1, -0.05, 0, 0])
+    assert mended(10, 5) == pytest.approx(-0.3)
+    assert mended(6, 3) == pytest.approx(-0.2)  # between the rows
+    assert mended(18, 9) == pytest.approx(-0.3)  # and beyond them
+    assert float(table.seconds(10)) == float(bare.seconds(10))  # without rows there is no width
+
+
+def test_a_price_of_drafting_by_length_is_a_straight_line() -> None:
+    price = RowCost((1, 3), (0.07, 0.09), draft_length=7, single=(0.01, 0.03))
+    assert [float(price.at(1, drafts=n)) for n in (1, 4, 7)] == pytest.approx([0.01, 0.04, 0.07])
+    assert float(price.at(2, drafts=1)) == pytest.approx(0.02)
+    assert float(price.at(1)) == pytest.approx(0.07)
+    known = replace(price, single=())
+    assert float(known.at(1, drafts=1)) == pytest.approx(0.07)  # nothing is known of fewer
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_documents_round_trip_and_the_device_agrees_with_the_table(data: st.DataObject) -> None:
     points = sorted(data.draw(st.sets(st.integers(1, 200), min_size=1, max_size=8)))
     rates = tuple(data.draw(st.floats(0.1, 1000)) for _ in points)
     row_cost = data.draw(st.sampled_from([None, RowCost((1, 8), (0.0, 0.01), (0.1, 0.2))]))
+    width = WidthCost((1, 8), (1, 3, 9), ((0.0, 1e-3, 0.0), (0.0, -2e-3, 0.0)))
     table = CostTable(
         tuple(points), rates, max_tokens=points[-1] + data.draw(st.integers(0, 50)),
         lookup=data.draw(st.sampled_from(["floor", "linear"])), row_cost=row_cost,
-        draft={"dspark": RowCost((1, 4), (0.001, 0.002), draft_length=7)},
+        width_cost=data.draw(st.sampled_from([None, width])),
+        draft={"dspark": RowCost((1, 4), (0.001, 0.002), draft_length=7, single=(0.0005, 0.0007))},
         prompt=data.draw(st.sampled_from([None, PromptCost((1, 16), (0.1, 0.2), (0.0, 0.1))])),
         origin=Origin(device="x", weights_sha256="y", dtype="float32", threads=2, torch="2", context=64),
         note="n", spread=tuple(0.1 for _ in points),
@@ -133,6 +169,9 @@ def test_tables_of_another_device_or_model_are_refused_unless_forced() -> None:
         ({**ADDITIVE, "theta_seconds": [-1.0, 0.0, 0.0, 0.0]}, "no time"),
         ({**OURS, "version": 9}, "version"),
         ({**OURS, "steps_per_s": [0]}, "greater"),
+        ({**OURS, "width_cost": {"rows": [1], "widths": [1, 2], "seconds": [[0.0]]}}, "as many"),
+        ({**OURS, "width_cost": {"rows": [2, 1], "widths": [1, 2], "seconds": [[0, 0], [0, 0]]}}, "do not rise"),
+        ({**OURS, "draft": {"x": {"rows": [1], "seconds": [1], "single": [1]}}}, "draft_length"),
     ],
 )  # fmt: skip
 def test_damaged_tables_are_refused_in_one_line(document: Any, says: str) -> None:
