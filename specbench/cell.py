@@ -26,7 +26,7 @@ from specbench.served_cell import measure_served, plan_served
 from specbench.session import Session, Step
 from specbench.telemetry import open_sampler
 from specbench.types import Prompt, Request, Status
-from specbench.workloads.driver import DriveProgress, Outcome, driving
+from specbench.workloads.driver import DriveProgress, Outcome, driving, finished
 from specbench.workloads.patterns import load_options, open_load
 
 __all__ = ["Measurement", "PlannedCell", "describe_cell", "measure_cell", "plan_cell"]
@@ -115,12 +115,17 @@ def measure_cell(
     try:
         return _measure_engine(session, cell, stop=stop, on_progress=on_progress)
     except torch.OutOfMemoryError as error:
-        spec, context = session.spec, session.limits.max_context
-        failure = out_of_memory(error, rows=spec.concurrency, context=context, kv_memory=spec.kv_memory)
+        failure = no_memory(session, error)
     gc.collect()  # only now is nothing of the cell left to hold memory that the next one needs
     if session.device.startswith("cuda"):
         torch.cuda.empty_cache()
     raise failure
+
+
+def no_memory(session: Session, error: torch.OutOfMemoryError) -> Exception:
+    """What is said where a cell of the session did not fit the device."""
+    spec, context = session.spec, session.limits.max_context
+    return out_of_memory(error, rows=spec.concurrency, context=context, kv_memory=spec.kv_memory)
 
 
 def _measure_engine(
@@ -132,13 +137,8 @@ def _measure_engine(
 ) -> Measurement:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        steps = measuring(session, cell, clock=WallClock(), stop=stop, on_progress=on_progress)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                measured: Measurement = end.value
-                return warned(measured, caught)
+        measured = finished(measuring(session, cell, clock=WallClock(), stop=stop, on_progress=on_progress))
+    return warned(measured, caught)
 
 
 def measuring(
@@ -148,13 +148,16 @@ def measuring(
     clock: WallClock,
     stop: Callable[[], bool],
     on_progress: Callable[[DriveProgress], None] | None,
+    alone: bool = True,
 ) -> Generator[int, None, Measurement]:
     """A measurement, a step of the engine at a time: yields the output tokens so far.
 
-    Whoever goes through it catches the warnings, for `warned`.
+    Whoever goes through it catches the warnings, for `warned`. Without ``alone`` other engines run between the steps:
+    peaks of memory and what the device's driver tells would be theirs too, and are not taken.
     """
     memory = PeakMemory(session.device)
-    memory.start()
+    if alone:
+        memory.start()
     sent: dict[str, tuple[int, ...]] = {}
 
     def build(prompt: Prompt, answers: Sequence[tuple[int, ...]]) -> Request:
@@ -179,7 +182,7 @@ def measuring(
     arrivals = open_load(
         spec.workload, concurrency=spec.concurrency, options=spec.load, seed=spec.seed, planned=cell.spec.load
     )
-    with open_sampler(session.device, clock=clock) or nullcontext() as sampler:
+    with (open_sampler(session.device, clock=clock) if alone else None) or nullcontext() as sampler:
         outcome = yield from driving(
             engine,
             conversations=session.prompts.prompts,
@@ -196,7 +199,7 @@ def measuring(
         trace=trace,
         skipped=outcome.skipped,
         prompt_ids=sent,
-        memory={**memory.facts(), **_planned_bytes(session, contestant, engine)},
+        memory={**(memory.facts() if alone else {}), **_planned_bytes(session, contestant, engine)},
         notes=_notes(session, outcome, cell.warned),
         telemetry=sampler.summary(trace) if sampler is not None else None,
         vocabulary=draft_vocabulary(contestant.drafter, trace, vocab_size=session.target.vocab_size),

@@ -11,7 +11,9 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
-from specbench.cell import measuring, warned
+import torch
+
+from specbench.cell import measuring, no_memory, warned
 from specbench.engine.clock import PausedClock
 from specbench.measurement import Measurement, PlannedCell
 from specbench.session import Session
@@ -20,6 +22,7 @@ from specbench.workloads.driver import DriveProgress
 
 @dataclass(slots=True)
 class _Arm:
+    session: Session
     steps: Generator[int, None, Measurement]
     clock: PausedClock
     caught: list[warnings.WarningMessage]
@@ -36,17 +39,22 @@ def measure_in_turn(
 ) -> list[Measurement | Exception]:
     """Warm up and run all conversations of every cell; an error ends its own cell only.
 
-    Memory holds all engines at once. Peaks of memory in a measurement are those of all together.
+    Memory holds all engines at once. Peaks of memory and the device's telemetry would be those of all together, and are
+    not taken.
     """
     arms = []
     for (session, cell), show in zip(cells, on_progress, strict=True):
         clock = PausedClock()
-        arms.append(_Arm(measuring(session, cell, clock=clock, stop=stop, on_progress=show), clock, []))
+        steps = measuring(session, cell, clock=clock, stop=stop, on_progress=show, alone=False)
+        arms.append(_Arm(session, steps, clock, []))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         while left := [arm for arm in arms if arm.found is None]:
             _step(min(left, key=lambda arm: (arm.tokens, arm.taken)), caught)
-    note = f"measured in turn with {len(arms) - 1} other cells, step by step; its clock stood still meanwhile"
+    note = (
+        f"measured in turn with {len(arms) - 1} other cells, step by step; its clock stood still meanwhile, peaks of "
+        "memory and telemetry were not taken"
+    )
     return [_noted(arm.found, note) for arm in arms]
 
 
@@ -55,8 +63,12 @@ def _step(arm: _Arm, caught: list[warnings.WarningMessage]) -> None:
     arm.clock.resume()
     try:
         arm.tokens = next(arm.steps)
+        if arm.session.device.startswith("cuda"):
+            torch.cuda.synchronize(arm.session.device)  # what it still has to do is not to meet the next one
     except StopIteration as end:
         arm.found = end.value
+    except torch.OutOfMemoryError as error:
+        arm.found = no_memory(arm.session, error)
     except Exception as error:  # whatever a plugin raises
         arm.found = error
     arm.clock.pause()

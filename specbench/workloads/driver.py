@@ -6,6 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ParamSpec, TypeVar
 
 from specbench.api import Arrivals, Backend, Clock
 from specbench.errors import CapacityError
@@ -13,6 +14,9 @@ from specbench.types import Prompt, Request, RunTrace
 
 BuildRequest = Callable[[Prompt, Sequence[tuple[int, ...]]], Request]
 """The request of a conversation's next turn, from the output tokens of its earlier turns."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _NAP_S = 0.25  # longest sleep between two looks at the stop flag
 
@@ -91,36 +95,6 @@ class _State:
             self.done += 1
 
 
-def drive(
-    backend: Backend,
-    *,
-    conversations: Sequence[Prompt],
-    build: BuildRequest,
-    arrivals: Arrivals,
-    clock: Clock,
-    warmups: Sequence[Request] = (),
-    on_progress: Callable[[DriveProgress], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
-) -> Outcome:
-    """Run all conversations to their end, or until ``stop`` says so, and close the backend, as `driving` does."""
-    steps = driving(
-        backend,
-        conversations=conversations,
-        build=build,
-        arrivals=arrivals,
-        clock=clock,
-        warmups=warmups,
-        on_progress=on_progress,
-        stop=stop,
-    )
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            outcome: Outcome = end.value
-            return outcome
-
-
 def driving(
     backend: Backend,
     *,
@@ -155,6 +129,27 @@ def driving(
     interrupted = state.unfinished
     trace = replace(backend.close(), paced=arrivals.open_loop or arrivals.think_time_s > 0)
     return Outcome(trace, tuple(state.skipped), interrupted)
+
+
+def finished(steps: Generator[object, None, T]) -> T:
+    """What a generator returns, once it has been gone through."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
+def _at_once(steps: Callable[P, Generator[object, None, T]]) -> Callable[P, T]:
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return finished(steps(*args, **kwargs))
+
+    return run
+
+
+drive = _at_once(driving)
+"""`driving` to its end."""
 
 
 def _warm_up(backend: Backend, warmups: Sequence[Request], stop: Callable[[], bool]) -> Generator[int, None, None]:

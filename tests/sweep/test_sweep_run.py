@@ -277,6 +277,9 @@ def test_interleaved_cells_step_in_turn_and_give_what_they_give_alone(base: dict
     records = cells(tmp_path / "turns").values()
     assert all(any("in turn with 2 other cells" in note for note in record.notes) for record in records)
     assert all(record.provenance["sweep"]["interleaved"] is True for record in records)
+    peaks = [[name for name in record.provenance["memory"] if name.startswith("peak")] for record in records]
+    assert not any(peaks)  # they would be those of all engines together
+    assert all("peak_rss_bytes" in record.provenance["memory"] for record in cells(tmp_path / "alone").values())
     walls = [store.read_trace(tmp_path / "turns", record).wall_s for record in records]
     assert min(walls) > 0
     assert sum(walls) <= summary.measure_s  # each clock ran only in its own steps
