@@ -1,7 +1,8 @@
 """Cells measured in turn, a step of one engine after a step of another: what drifts on the machine meets all alike.
 
-Cells measured one after the other differ by what the machine did meanwhile. Here every cell has its own engine, and a clock that stands still while the others run. The
-next step is always one of the cell with the fewest output tokens, so that all are at the same part of the same work.
+Cells measured one after the other differ by what the machine did meanwhile. Here every cell has its own engine, and a
+clock that stands still while the others run. The next step is always one of the cell with the fewest output tokens, so
+that all are at the same part of the same work.
 """
 
 from __future__ import annotations
