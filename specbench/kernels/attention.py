@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -72,17 +73,25 @@ def paged_attention(
         return twin.paged_attention(query, keys, values, table=table, scale=scale, window=window, softcap=softcap)
     assert groups, "the definition reads the rows from groups"
     outputs = [_attend(query, keys, values, group, scale=scale, window=window, softcap=softcap) for group in groups]
-    if len(groups) == 1 and groups[0].span is not None:
-        return outputs[0].flatten(0, 1)
+    if _in_order(groups):  # nothing is to be put elsewhere
+        flat = [piece.flatten(0, 1) for piece in outputs]
+        flat = [p if g.valid is None else p.index_select(0, g.valid) for p, g in zip(flat, groups, strict=True)]
+        return flat[0] if len(flat) == 1 else torch.cat(flat)
     shape = (query.shape[0], query.shape[1], values.shape[-1])
     # A padded batch has tokens of no row: what they leave in a spare page may be read, masked, and must be finite.
     out = query.new_zeros(shape) if len(groups) == 1 and groups[0].valid is None else query.new_empty(shape)
     for group, piece in zip(groups, outputs, strict=True):
         flat, index = piece.flatten(0, 1), group.tokens.flatten()
         if group.valid is not None:
-            flat, index = flat[group.valid], index[group.valid]
+            flat, index = flat.index_select(0, group.valid), index.index_select(0, group.valid)
         out.index_copy_(0, index, flat)
     return out
+
+
+def _in_order(groups: tuple[Group, ...]) -> bool:
+    """The groups are stretches of the batch, one after the other."""
+    spans = [group.span for group in groups]
+    return None not in spans and all(a is not None and b is not None and a[1] == b[0] for a, b in pairwise(spans))
 
 
 def _attend(
@@ -102,7 +111,10 @@ def _attend(
     b, width = group.tokens.shape
     num_heads, key_heads = query.shape[1], keys.shape[2]
     shared = num_heads // key_heads
-    picked = query[group.span[0] : group.span[1]] if group.span is not None else query[group.tokens.flatten()]
+    if group.span is not None and group.valid is None:
+        picked = query[group.span[0] : group.span[1]]
+    else:
+        picked = query.index_select(0, group.tokens.flatten())
     folded = picked.view(b, width, key_heads, shared, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [b, Hkv, g*q, Dk]
     k = _context(keys, group, name="keys", dtype=query.dtype)
     v = _context(values, group, name="values", dtype=query.dtype)

@@ -43,7 +43,7 @@ class RowGroup:
     positions: Tensor  # [b, q] int64
     lengths: Tensor  # [b] int64
     pages: Tensor  # [b, P] int64
-    span: tuple[int, int] | None  # flat range when the rows are contiguous and equally wide: a view, no gather
+    span: tuple[int, int] | None  # flat range when the rows are contiguous; without padding a view, no gather
     run: tuple[int, int] | None  # first page, and pages from row to row, when such runs hold all: a view, no gather
     kv_length: int
     valid: Tensor | None  # [n] flat indices into [b * q]; None when nothing is padding
@@ -163,7 +163,7 @@ def _group(rows: Sequence[RowSpan], device: torch.device) -> RowGroup:
         positions=torch.tensor(positions, dtype=torch.int64).to(device, non_blocking=True),
         lengths=torch.tensor([r.length for r in rows], dtype=torch.int64).to(device, non_blocking=True),
         pages=torch.tensor(pages, dtype=torch.int64).to(device, non_blocking=True),
-        span=(rows[0].start, rows[-1].start + rows[-1].count) if adjacent and not padded else None,
+        span=(rows[0].start, rows[-1].start + rows[-1].count) if adjacent else None,
         run=_run(rows, num_pages),
         kv_length=kv_length,
         valid=None if valid is None else torch.tensor(valid, dtype=torch.int64).to(device, non_blocking=True),
