@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from specbench.resolve import silent_step
 from specbench.session import Session, Step, open_session
 
 WIDTH_POINTS = (2, 3, 4)  # tokens a row, between one and full rows
+UNLIKE_ROWS = (1, 2, 1, 4)  # tokens of rows after one another that stand for uneven steps
 PROMPT_POINTS = (1, 16, 32, 64, 128, 256, 512)  # tokens of a prompt chunk; the engine's own chunks have up to 512
 LONGEST_BLOCK = 16  # drafts a round that the timed proposals leave room for
 
@@ -74,13 +76,17 @@ class _Shape:
     """A flat batch of ``tokens`` tokens over ``rows`` rows, as even as can be.
 
     ``prompt``: the beginning of one row's prompt, with nothing cached and logits for its last token alone.
+    ``pattern``: tokens of the rows, over and over, where they are to be unlike.
     """
 
     rows: int
     tokens: int
     prompt: bool = False
+    pattern: tuple[int, ...] = ()
 
     def counts(self) -> list[int]:
+        if self.pattern:
+            return [count for count, _ in zip(cycle(self.pattern), range(self.rows), strict=False)]
         base, more = divmod(self.tokens, self.rows)
         return [base + (row < more) for row in range(self.rows)]
 
@@ -103,7 +109,9 @@ def profile_target(
     widths = [width for width in WIDTH_POINTS if width < block]
     by_width = {(r, width): _Shape(r, r * width) for r in rows for width in widths}
     prompts = {m: _Shape(1, m, prompt=True) for m in PROMPT_POINTS if m <= target.context_limit}
-    shapes = list(dict.fromkeys([*by_tokens.values(), *by_rows.values(), *by_width.values(), *prompts.values()]))
+    unlike = {r: _unlike(r, most=block) for r in rows if r > 1}
+    kinds = (by_tokens, by_rows, by_width, unlike, prompts)
+    shapes = list(dict.fromkeys(shape for kind in kinds for shape in kind.values()))
     seconds = _time_forwards(target, shapes, settings, on_progress)
     whole = {m: statistics.median(seconds[by_tokens[m]]) for m in tokens}
     row_cost = RowCost(
@@ -125,7 +133,23 @@ def profile_target(
             tuple(spread(seconds[shape]) for shape in prompts.values()),
         ),
     )
-    return table if not widths else replace(table, width_cost=_width_cost(table, rows, widths, by_width, seconds))
+    if widths:
+        table = replace(table, width_cost=_width_cost(table, rows, widths, by_width, seconds))
+    return replace(table, uneven_cost=_uneven_cost(table, unlike, seconds)) if unlike and block > 1 else table
+
+
+def _unlike(rows: int, *, most: int) -> _Shape:
+    pattern = tuple(min(count, most) for count in UNLIKE_ROWS)
+    shape = _Shape(rows, 0, pattern=pattern)
+    return replace(shape, tokens=sum(shape.counts()))
+
+
+def _uneven_cost(table: CostTable, shapes: Mapping[int, _Shape], seconds: Mapping[_Shape, Sequence[float]]) -> RowCost:
+    """What was measured of unlike rows beyond what the table says of so many tokens in equal rows, not below 0."""
+    spent = {
+        r: statistics.median(seconds[shape]) - float(table.seconds(shape.tokens, rows=r)) for r, shape in shapes.items()
+    }
+    return RowCost((1, *shapes), (0.0, *(max(0.0, more) for more in spent.values())))
 
 
 def _width_cost(

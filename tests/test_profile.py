@@ -67,6 +67,17 @@ def test_steps_of_full_rows_and_of_single_tokens_cost_what_was_measured(monkeypa
         assert table.seconds(shape.tokens, rows=shape.rows).item() == pytest.approx(seconds(shape))
 
 
+def test_unlike_rows_are_timed_beside_equal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seconds(shape: Any) -> float:
+        apart = 0.07 * shape.rows if len(set(shape.counts())) > 1 and shape.pattern else 0.0
+        return float(1 + 0.05 * shape.tokens + apart)
+
+    monkeypatch.setattr(profiling, "_time_forwards", lambda target, shapes, *_: {s: [seconds(s)] * 3 for s in shapes})
+    table = profile_target(SimpleNamespace(context_limit=64), SMALL)  # type: ignore[arg-type]
+    assert [table.uneven(rows) for rows in (1, 2, 4)] == pytest.approx([0.0, 0.14, 0.28])
+    assert profiling._Shape(3, 4, pattern=(1, 2)).counts() == [1, 2, 1]
+
+
 @pytest.mark.parametrize("most", [1, 18, 30])
 def test_any_number_of_rows_can_be_the_most(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(

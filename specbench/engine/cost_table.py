@@ -47,7 +47,8 @@ class CostTable:
     ``lookup`` "floor": the value at the largest measured point not beyond the tokens asked for holds; "linear": step
     times are joined by straight lines. Beyond ``max_tokens`` the time grows in proportion to the tokens, so that what
     was never measured is not free. ``row_cost`` adds seconds by rows; ``steps_per_s`` is then without them.
-    ``width_cost`` mends that by how full the rows are. ``tokens_per_row`` says how the rows of the measured batches
+    ``width_cost`` mends that by how full the rows are; ``uneven_cost`` is what unlike rows take beyond as many equal
+    ones (`uneven`). ``tokens_per_row`` says how the rows of the measured batches
     were filled. ``spread`` is the interquartile range of the repeats over their median. ``draft`` holds the price of
     drafting by method, ``prompt`` that of prompt tokens, which need no logits; without it they cost what verified ones
     do.
@@ -61,6 +62,7 @@ class CostTable:
     tokens_per_row: int | None = None
     row_cost: RowCost | None = None
     width_cost: WidthCost | None = None
+    uneven_cost: RowCost | None = None
     draft: Mapping[str, RowCost] = field(default_factory=dict)
     prompt: PromptCost | None = None
     origin: Origin = Origin()
@@ -87,17 +89,23 @@ class CostTable:
         """Seconds of one step, as `rate`."""
         return 1.0 / self.rate(tokens, rows=rows)
 
-    def step_s(self, tokens: int, *, rows: int, prompt: int = 0) -> float:
+    def uneven(self, rows: int) -> float:
+        """Seconds that a step takes longer because its ``rows`` rows have unlike numbers of tokens."""
+        return 0.0 if self.uneven_cost is None else float(self.uneven_cost.at(rows))
+
+    def step_s(self, tokens: int, *, rows: int, prompt: int = 0, uneven: bool = False) -> float:
         """Seconds of a step with ``prompt`` tokens of prompts beside ``tokens`` others; ``rows`` of both together.
 
         The weights are read once for both: what prompt tokens add is their own step's time less the least step's.
+        ``uneven``: not all rows have as many of the other tokens.
         """
+        more = self.uneven(rows) if uneven else 0.0
         if self.prompt is None or not prompt:
-            return float(self.seconds(tokens + prompt, rows=rows))
+            return float(self.seconds(tokens + prompt, rows=rows)) + more
         alone = self.prompt.at(prompt)
         if not tokens:
             return alone
-        return float(self.seconds(tokens, rows=rows)) + max(0.0, alone - float(self.seconds(1, rows=1)))
+        return float(self.seconds(tokens, rows=rows)) + more + max(0.0, alone - float(self.seconds(1, rows=1)))
 
     def check_origin(self, expected: Origin, *, force: bool = False) -> None:
         """Refuse a table of another device, model or setting, or of an unknown one, unless forced.
@@ -169,6 +177,7 @@ class _Document(_Strict):
     tokens_per_row: Count | None = None
     row_cost: _RowCostDocument | None = None
     width_cost: _WidthCostDocument | None = None
+    uneven_cost: _RowCostDocument | None = None
     draft: dict[str, _RowCostDocument] = {}
     prompt: _PromptDocument | None = None
     device: str | None = None
@@ -208,6 +217,7 @@ def to_document(table: CostTable) -> dict[str, Any]:
         "tokens_per_row": table.tokens_per_row,
         "row_cost": None if table.row_cost is None else _row_document(table.row_cost),
         "width_cost": None if table.width_cost is None else asdict(table.width_cost),
+        "uneven_cost": None if table.uneven_cost is None else _row_document(table.uneven_cost),
         "draft": {method: _row_document(cost) for method, cost in table.draft.items()},
         "prompt": None if table.prompt is None else {k: list(v) for k, v in asdict(table.prompt).items()},
         **origin,
@@ -288,6 +298,9 @@ def _from_document(found: _Document, where: str) -> CostTable:
         tokens_per_row=found.tokens_per_row,
         row_cost=None if found.row_cost is None else _row_cost(found.row_cost, name="row_cost", where=where),
         width_cost=_width_cost(found.width_cost, where=where),
+        uneven_cost=None
+        if found.uneven_cost is None
+        else _row_cost(found.uneven_cost, name="uneven_cost", where=where),
         draft={m: _row_cost(cost, name=f"draft.{m}", where=where) for m, cost in found.draft.items()},
         prompt=None if prompt is None else PromptCost(prompt.tokens, prompt.seconds, prompt.spread),
         origin=Origin(**{name: getattr(found, name) for name in Origin.__dataclass_fields__}),

@@ -146,6 +146,7 @@ class Forecast:
         domains: Sequence[int],
         draft_seconds: Floats,
         verify_seconds: Floats,
+        uneven_seconds: float = 0.0,
     ) -> Chosen:
         """The rows that draft, how far, and the number of drafts to verify, with the highest expected throughput.
 
@@ -160,6 +161,7 @@ class Forecast:
             numbers, domains: of the B rows.
             draft_seconds: [G, B + 1], price of drafting 1, 2, ... tokens for each of 0, 1, ... rows.
             verify_seconds: [B * G + 1], time of the rest of the step with 0, 1, ... drafts.
+            uneven_seconds: what comes on top where some but not all rows verify drafts, or not as many each.
         """
         self._read(step)
         count = len(numbers)
@@ -198,7 +200,11 @@ class Forecast:
             for n, x, y in zip(tried.tolist(), drafts, tokens, strict=True):
                 admitted = np.arange(n * length + 1)
                 gained = np.interp(admitted, np.concatenate([[0.0], x]), np.concatenate([[0.0], y]))
-                theta = (count + gained) / (draft_seconds[length - 1, n] + verify_seconds[: len(admitted)])
+                seconds = draft_seconds[length - 1, n] + verify_seconds[: len(admitted)]
+                seconds[1:] += uneven_seconds
+                if n == count:  # what all drafted, all verify
+                    seconds[-1] -= uneven_seconds
+                theta = (count + gained) / seconds
                 at = int(theta.argmax())
                 if theta[at] > best[0]:
                     best = (float(theta[at]), n, at)
@@ -212,15 +218,17 @@ class Forecast:
         theta, rows, capacity = search(length, steps)
         plain = float(count / verify_seconds[0])
         if theta <= plain:
-            return self._probe(place, plain, draft_seconds[-1], verify_seconds)
+            return self._probe(place, plain, draft_seconds[-1], verify_seconds, uneven_seconds)
         self._idle_s = 0.0
         return Chosen(place < rows, length, capacity, theta)
 
-    def _probe(self, place: Ints, theta: float, draft_seconds: Floats, verify_seconds: Floats) -> Chosen:
+    def _probe(self, place: Ints, theta: float, draft_seconds: Floats, verify_seconds: Floats, uneven: float) -> Chosen:
         """No row drafts, or a few whose turn has come, with a draft of each to verify."""
         self._idle_s += float(verify_seconds[0])
         rows = min(len(place), ENOUGH)
-        price = float(draft_seconds[rows] + verify_seconds[rows] - verify_seconds[0])
+        price = float(draft_seconds[rows] + verify_seconds[rows] - verify_seconds[0]) + (
+            uneven if rows < len(place) else 0
+        )
         if price > PROBES * self._idle_s:
             return Chosen(np.zeros(len(place), dtype=np.bool_), self._positions, 0, theta)
         self._idle_s = 0.0

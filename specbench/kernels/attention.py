@@ -74,9 +74,9 @@ def paged_attention(
     assert groups, "the definition reads the rows from groups"
     outputs = [_attend(query, keys, values, group, scale=scale, window=window, softcap=softcap) for group in groups]
     if _in_order(groups):  # nothing is to be put elsewhere
-        flat = [piece.flatten(0, 1) for piece in outputs]
-        flat = [p if g.valid is None else p.index_select(0, g.valid) for p, g in zip(flat, groups, strict=True)]
-        return flat[0] if len(flat) == 1 else torch.cat(flat)
+        parts = [piece.flatten(0, 1) for piece in outputs]
+        parts = [p if g.valid is None else p.index_select(0, g.valid) for p, g in zip(parts, groups, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
     shape = (query.shape[0], query.shape[1], values.shape[-1])
     # A padded batch has tokens of no row: what they leave in a spare page may be read, masked, and must be finite.
     out = query.new_zeros(shape) if len(groups) == 1 and groups[0].valid is None else query.new_empty(shape)
@@ -90,8 +90,8 @@ def paged_attention(
 
 def _in_order(groups: tuple[Group, ...]) -> bool:
     """The groups are stretches of the batch, one after the other."""
-    spans = [group.span for group in groups]
-    return None not in spans and all(a is not None and b is not None and a[1] == b[0] for a, b in pairwise(spans))
+    spans = [group.span for group in groups if group.span is not None]
+    return len(spans) == len(groups) and all(a[1] == b[0] for a, b in pairwise(spans))
 
 
 def _attend(

@@ -41,13 +41,13 @@ class StepCosts:
     overhead: Overhead = Overhead()
     scale: float = 1.0
     mixed_scale: float = 1.0
-    _known: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    _known: dict[tuple[int, int, int, bool], float] = field(default_factory=dict)
 
-    def forward_s(self, tokens: int, rows: int, *, prompt: int = 0) -> float:
-        """Seconds of the target's forward; ``prompt`` tokens more are prompts'."""
-        key = (tokens, rows, prompt)
+    def forward_s(self, tokens: int, rows: int, *, prompt: int = 0, uneven: bool = False) -> float:
+        """Seconds of the target's forward; ``prompt`` tokens more are prompts'. ``uneven``: the rows' tokens differ."""
+        key = (tokens, rows, prompt, uneven)
         if key not in self._known:
-            self._known[key] = self.table.step_s(tokens, rows=rows, prompt=prompt)
+            self._known[key] = self.table.step_s(tokens, rows=rows, prompt=prompt, uneven=uneven)
         return (self.mixed_scale if prompt else self.scale) * self._known[key]
 
     def draft_s(self, rows: int, *, drafts: int | None = None) -> float:

@@ -63,10 +63,25 @@ class ReplayModel:
         asked = tokens if logits_at is None else logits_at.shape[0]
         # Decoding rows come first and want all their logits; what follows the first gap is prompts.
         decoded = asked if logits_at is None else int((logits_at == torch.arange(asked)).long().cumprod(0).sum())
-        self._clock.advance(self._costs.forward_s(decoded, rows, prompt=tokens - decoded))
+        uneven = _uneven(layout, decoded)
+        self._clock.advance(self._costs.forward_s(decoded, rows, prompt=tokens - decoded, uneven=uneven))
         logits = torch.zeros(asked, 2)
         logits[:, RIGHT] = 1.0
         return ForwardOutput(logits, torch.empty(tokens, 0))
+
+
+def _uneven(layout: BatchLayout, decoded: int) -> bool:
+    """Whether the rows that the first ``decoded`` tokens belong to have unlike numbers of tokens."""
+    counts: set[int] = set()
+    for group in layout.groups:
+        decoding = group.tokens[:, 0] < decoded  # [b]
+        width = group.tokens.shape[1]
+        if group.valid is None:
+            counts.update([width] if bool(decoding.any()) else [])
+            continue
+        real = torch.bincount(group.valid // width, minlength=len(decoding))
+        counts.update(real[decoding].tolist())
+    return len(counts) > 1
 
 
 class ReplayTarget:

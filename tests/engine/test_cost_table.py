@@ -108,6 +108,16 @@ def test_partly_filled_rows_have_a_cost_of_their_own() -> None:
     assert float(table.seconds(10)) == float(bare.seconds(10))  # without rows there is no width
 
 
+def test_unlike_rows_take_longer_than_as_many_tokens_in_equal_ones() -> None:
+    bare = CostTable((1, 100), (1.0, 0.5), 100, lookup="linear")
+    table = replace(bare, uneven_cost=RowCost((1, 5), (0.0, 0.4)), prompt=PromptCost((1, 64), (1.0, 2.0)))
+    assert table.uneven(3) == pytest.approx(0.2)
+    assert bare.uneven(3) == 0
+    assert table.step_s(10, rows=3, uneven=True) == pytest.approx(table.step_s(10, rows=3) + 0.2)
+    mixed = table.step_s(10, rows=5, prompt=64, uneven=True)
+    assert mixed == pytest.approx(table.step_s(10, rows=5, prompt=64) + 0.4)
+
+
 def test_a_price_of_drafting_by_length_is_a_straight_line() -> None:
     price = RowCost((1, 3), (0.07, 0.09), draft_length=7, single=(0.01, 0.03))
     assert [float(price.at(1, drafts=n)) for n in (1, 4, 7)] == pytest.approx([0.01, 0.04, 0.07])
@@ -128,6 +138,7 @@ def test_documents_round_trip_and_the_device_agrees_with_the_table(data: st.Data
         tuple(points), rates, max_tokens=points[-1] + data.draw(st.integers(0, 50)),
         lookup=data.draw(st.sampled_from(["floor", "linear"])), row_cost=row_cost,
         width_cost=data.draw(st.sampled_from([None, width])),
+        uneven_cost=data.draw(st.sampled_from([None, RowCost((1, 8), (0.0, 0.003))])),
         draft={"dspark": RowCost((1, 4), (0.001, 0.002), draft_length=7, single=(0.0005, 0.0007))},
         prompt=data.draw(st.sampled_from([None, PromptCost((1, 16), (0.1, 0.2), (0.0, 0.1))])),
         origin=Origin(device="x", weights_sha256="y", dtype="float32", threads=2, torch="2", context=64),

@@ -31,7 +31,14 @@ def show(
 
 
 def choose(
-    forecast: Forecast, step: int, *, domains: list[int], draft: list[float], verify: list[float], one: float = 1.0
+    forecast: Forecast,
+    step: int,
+    *,
+    domains: list[int],
+    draft: list[float],
+    verify: list[float],
+    one: float = 1.0,
+    uneven: float = 0.0,
 ) -> Chosen:
     """What rows 0, 1, ... of these domains should do; one draft a row costs the share ``one`` of a full draft."""
     shares = np.linspace(one, 1.0, WIDTH)
@@ -41,6 +48,7 @@ def choose(
         domains=domains,
         draft_seconds=shares[:, None] * np.array(draft),
         verify_seconds=np.array(verify),
+        uneven_seconds=uneven,
     )
 
 
@@ -69,7 +77,8 @@ def test_the_choice_is_the_best_of_all_numbers_of_rows_and_drafts(data: st.DataO
     draft = [0.0, *np.cumsum(data.draw(st.lists(st.floats(0.0, 0.3), min_size=rows, max_size=rows))).tolist()]
     most = rows * WIDTH
     verify = data.draw(st.lists(st.floats(0.5, 2.0), min_size=most + 1, max_size=most + 1))  # as jagged as it comes
-    found = choose(forecast, cycles, domains=domains, draft=draft, verify=verify)
+    uneven = data.draw(st.floats(0.0, 0.5))  # for rows that have unlike numbers of tokens
+    found = choose(forecast, cycles, domains=domains, draft=draft, verify=verify, uneven=uneven)
 
     trust = forecast.slope
     of_domain = [[s for d, s in seen if d == domain] for domain in (0, 1)]
@@ -84,7 +93,9 @@ def test_the_choice_is_the_best_of_all_numbers_of_rows_and_drafts(data: st.DataO
     order = sorted(range(rows), key=lambda row: (-round(worth[row], 9), row))
 
     def theta(n: int, k: int) -> float:
-        return (rows + gained([s for row in order[:n] for s in samples(row)], k)) / (draft[n] + verify[k])
+        alike = k in (0, rows * WIDTH)
+        seconds = draft[n] + verify[k] + (0.0 if alike else uneven)
+        return (rows + gained([s for row in order[:n] for s in samples(row)], k)) / seconds
 
     best = max(theta(n, k) for n in range(rows + 1) for k in range(n * WIDTH + 1))
     assert found.theta == pytest.approx(max(best, rows / verify[0]), rel=1e-9)
@@ -149,6 +160,19 @@ def test_what_was_not_drafted_is_expected_as_it_was_when_it_was() -> None:
     found = choose(forecast, 2 * WINDOW, domains=[0] * 8, draft=[0.0] * 9, verify=free)
     assert found.theta == pytest.approx(8 * (1 + 0.9 + 0.8 + 0.7), rel=1e-6)
     assert found.length == WIDTH
+
+
+def test_rows_are_served_alike_where_unlike_ones_cost_more_than_choosing_gains() -> None:
+    scores = np.array([[0.9, 0.5, 0.1], [0.2, 0.1, 0.0]])
+    forecast = Forecast(1, positions=WIDTH)
+    show(forecast, 0, scores, domains=[0, 0])
+    verify = [1.0 + 0.02 * n for n in range(2 * WIDTH + 1)]
+    kinds = {"domains": [0, 0], "draft": [0.0, 0.01, 0.02], "verify": verify, "one": 0.5}
+    free = choose(forecast, 1, **kinds)
+    assert 0 < free.capacity < int(free.rows.sum()) * free.length
+    dear = choose(forecast, 1, **kinds, uneven=0.3)
+    assert dear.capacity == 2 * dear.length
+    assert dear.rows.all()
 
 
 def test_domains_are_told_apart() -> None:

@@ -201,3 +201,23 @@ def test_predictions_are_marked_and_never_rank(recorded: RunTrace) -> None:
         assert one.record.spec["backend"] == "simulated"
         differ = keys.differences(KEY, one.record.comparability, timings=False)
         assert any(text.startswith("engine") for text in differ)
+
+
+def test_the_simulated_forward_tells_unlike_rows_from_equal_ones() -> None:
+    import torch
+
+    from specbench.modeling.layout import BatchLayout, RowSpan
+    from specbench.simulation.engine import _uneven
+
+    def layout(*counts: int) -> BatchLayout:
+        spans, at = [], 0
+        for row, count in enumerate(counts):
+            spans.append(RowSpan(at, count, 20 + count, range(row * 8, row * 8 + 8)))
+            at += count
+        return BatchLayout.build(spans, torch.device("cpu"))
+
+    assert not _uneven(layout(2, 2, 2), 6)
+    assert _uneven(layout(2, 1, 2), 5)
+    assert not _uneven(layout(2, 2, 9), 4)  # the last row is a prompt's
+    assert not _uneven(layout(1, 1, 80), 2)
+    assert _uneven(layout(1, 3, 80), 4)

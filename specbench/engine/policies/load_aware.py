@@ -137,6 +137,7 @@ class PricedPolicy(ScoredPolicy):
             domains=_domains(rows),
             draft_seconds=self._cost.host_draft_seconds(self.context.method, count, drafts=self.draft_length),
             verify_seconds=self._verify_seconds(count, riding=load.prefill_tokens),
+            uneven_seconds=self._cost.table.uneven(count),
         )
         drafting = chosen.rows.tolist()
         self._whole = super().exploring(rows)
