@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from specbench.errors import CapacityError, ConfigError, TaskError
 from specbench.types import Prompt, Request, Sampling
+from specbench.workloads._draws import Draws
 
 _WARMUP_TEXT = "Name the days of the week, one on each line, and say in a word what you like about each."
 _SLACK_TOKENS = 16
@@ -139,6 +141,15 @@ class Limits:
     stop_ids: frozenset[int]
     sampling: Sampling
     seed: int
+    shortest: float = 1.0  # share of ``max_new_tokens`` that a request's own limit is at least
+
+    def limit_of(self, request: str) -> int:
+        """Output tokens at most of the request of this name: the same for the same seed."""
+        least = max(1, math.ceil(self.max_new_tokens * self.shortest))
+        if least >= self.max_new_tokens:
+            return self.max_new_tokens
+        draws = Draws(self.seed, purpose=f"output limit of {request}")
+        return least + int(draws.uniform() * (self.max_new_tokens - least + 1))
 
 
 @dataclass(slots=True)
@@ -206,13 +217,14 @@ class PromptSet:
         if room < 1:
             raise CapacityError(_too_long(prompt.task, prompt.id, turn, len(ids), limits.max_context))
         name = f"{prompt.task}/{prompt.id}/{turn}"
-        if room < limits.max_new_tokens:
+        limit = limits.limit_of(name)
+        if room < limit:
             self.shortened.add(name)
         return Request(
             id=name,
             number=request_number(task=prompt.task, prompt=prompt.id, turn=turn),
             prompt_ids=ids,
-            max_new_tokens=min(limits.max_new_tokens, room),
+            max_new_tokens=min(limit, room),
             sampling=limits.sampling,
             seed=limits.seed,
             stop_ids=limits.stop_ids,

@@ -296,6 +296,7 @@ def _limits(spec: RunSpec, prompts: PromptSet, target: Target) -> Limits:
         stop_ids=target.stop_ids,
         sampling=spec.sampling,
         seed=spec.seed,
+        shortest=load_options(spec.workload, spec.load).shortest,
     )
     prompts.check_fits(context_limit=limits.max_context)
     return limits

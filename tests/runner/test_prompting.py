@@ -140,3 +140,18 @@ def test_warmups_are_in_no_task_and_differ_from_each_other():
     assert all(request.task == "warmup" and request.ignore_eos for request in made)
     (short,) = prompt_set(TWO).warmups(1, limits=replace(LIMITS, max_context=5))
     assert len(short.prompt_ids) + short.max_new_tokens <= 5
+
+
+def test_output_limits_are_drawn_between_the_shortest_and_the_whole_by_the_seed() -> None:
+    limits = replace(LIMITS, max_new_tokens=40, shortest=0.25)
+    names = [f"chat/{index}/0" for index in range(400)]
+    drawn = [limits.limit_of(name) for name in names]
+    assert (min(drawn), max(drawn)) == (10, 40)
+    assert 24 < sum(drawn) / len(drawn) < 26
+    assert drawn == [limits.limit_of(name) for name in names]
+    assert drawn != [replace(limits, seed=1).limit_of(name) for name in names]
+    assert {replace(limits, shortest=1.0).limit_of(name) for name in names} == {40}
+    prompts = prompt_set(TWO)
+    request = prompts.request(TWO, (), limits=limits)
+    assert request.max_new_tokens == limits.limit_of(request.id)
+    assert not prompts.shortened
