@@ -31,6 +31,7 @@ SLOPE = 0.3  # of the regression, until there are observations
 PRIOR = 4.0  # spread of so many tokens squared that stands for that
 FORGET = 0.995  # what a cycle leaves of the observations
 STEPS = 16  # numbers of drafting rows that are compared, at most
+HOLD = 8  # cycles that a choice of length and numbers holds: searching anew for each would take a percent of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,34 @@ class _Last:
     scores: Floats  # [G]
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a search found for ``count`` rows in ``step``: how many draft, how far, and how much is verified."""
+
+    step: int
+    count: int
+    rows: int
+    length: int
+    capacity: int
+    theta: float
+
+    def holds(self, step: int, count: int) -> bool:
+        """For a later step too: for as many rows, or where all were to do alike."""
+        alike = self.rows == 0 or (self.rows == self.count and self.capacity == self.count * self.length)
+        return step < self.step + HOLD and (count == self.count or alike)
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What is expected of B rows of D domains, from P recent survivals."""
+
+    weight: Floats  # [B], of a row's own scores
+    own: Floats  # [B, G]
+    kind: Floats  # [B, D], 1 at a row's domain
+    share: Floats  # [D, P]: a domain's usual scores are the recent ones, each with its share
+    place: Ints  # [B], 0 for the row that is expected to gain most
+
+
 class Forecast:
     """Scores of rows that drafted, at least ``lag`` cycles old when they are used."""
 
@@ -70,6 +99,7 @@ class Forecast:
         self._domain = np.zeros(RECENT, dtype=np.int64)
         self._made = np.zeros(RECENT, dtype=np.int64)  # their cycles
         self._seen = 0
+        self._found: _Found | None = None
         self._idle_s = 0.0  # expected time of the cycles since the last draft
         self._xx, self._xy = PRIOR, PRIOR * SLOPE
         self._mass = np.zeros(positions)  # of survivals at each position, where the next one was drafted too
@@ -92,7 +122,7 @@ class Forecast:
     @property
     def slope(self) -> float:
         """Of a row's next expected tokens on its last ones, both relative to its domain's, from 0 to 1."""
-        return float(np.clip(self._xy / self._xx, 0.0, 1.0))
+        return min(max(self._xy / self._xx, 0.0), 1.0)
 
     def _read(self, step: int) -> None:
         while self._waiting and self._waiting[0].step <= step - self._lag:
@@ -106,12 +136,15 @@ class Forecast:
         self._xx = PRIOR + FORGET * (self._xx - PRIOR)
         self._xy = PRIOR * SLOPE + FORGET * (self._xy - PRIOR * SLOPE)
         self._extend(scores, length=cycle.chosen.length, drafted=cycle.chosen.rows)
-        for row in np.flatnonzero(cycle.chosen.rows):
+        usual: dict[int, float] = {}
+        totals = scores.sum(axis=1).tolist()
+        for row in np.flatnonzero(cycle.chosen.rows).tolist():
             number, domain = cycle.numbers[row], cycle.domains[row]
             before = self._last.get(number)
             if before is not None and cycle.step - before.step == self._lag and self._seen:
-                usual = self._recent[self._members(domain, cycle.step)].sum(axis=1).mean()
-                x, y = before.scores.sum() - usual, scores[row].sum() - usual
+                if domain not in usual:
+                    usual[domain] = float(self._recent[self._members(domain, cycle.step)].sum(axis=1).mean())
+                x, y = float(before.scores.sum()) - usual[domain], totals[row] - usual[domain]
                 self._xx, self._xy = self._xx + x * x, self._xy + x * y
             self._last[number] = _Last(cycle.step, scores[row])
             place = self._seen % RECENT
@@ -155,7 +188,8 @@ class Forecast:
         the same, or what is known would never change (a probe; few enough for a small share of the time).
 
         The length is the best of all with every row drafting or half of them; the numbers of rows and of drafts to
-        verify are then searched for that length.
+        verify are then searched for that length. What was found holds for some cycles; which rows draft, where not
+        all do, is decided in each.
 
         Args:
             numbers, domains: of the B rows.
@@ -171,32 +205,58 @@ class Forecast:
             theta = (count + everything) / (draft_seconds[-1, first] + verify_seconds[everything])
             return Chosen(np.arange(count) < first, self._positions, everything, float(theta))
         self._last = {number: self._last[number] for number in numbers if number in self._last}
-        weight = np.array([self._trust(number, step) for number in numbers])  # [B], of a row's own scores
-        own = np.array([self._own(number) for number in numbers])  # [B, G]
-        kinds, kind = np.unique(np.asarray(domains), return_inverse=True)  # [D], [B]
+        standing: _Standing | None = None
+        if self._found is None or not self._found.holds(step, count):
+            standing = self._stand(step, numbers, domains)
+            self._found = self._search(step, standing, draft_seconds, verify_seconds, uneven_seconds)
+        found = self._found
+        if found.rows == found.count:
+            self._idle_s = 0.0
+            capacity = found.capacity if count == found.count else count * found.length
+            return Chosen(np.ones(count, dtype=np.bool_), found.length, capacity, found.theta)
+        rows = found.rows
+        if rows == 0:
+            rows = self._probe(count, draft_seconds[-1], verify_seconds, uneven_seconds)
+            if rows == 0:
+                return Chosen(np.zeros(count, dtype=np.bool_), self._positions, 0, found.theta)
+            found = _Found(step, count, rows, self._positions, rows, found.theta)
+        self._idle_s = 0.0
+        standing = standing or self._stand(step, numbers, domains)
+        return Chosen(standing.place < rows, found.length, found.capacity, found.theta)
+
+    def _stand(self, step: int, numbers: Sequence[int], domains: Sequence[int]) -> _Standing:
+        weight = np.array([self._trust(number, step) for number in numbers])
+        own = np.array([self._own(number) for number in numbers])
+        kinds, kind = np.unique(np.asarray(domains), return_inverse=True)
         held = min(self._seen, RECENT)
-        share = np.zeros((len(kinds), held))  # [D, P]: a domain's usual scores are the recent ones, each with its share
+        share = np.zeros((len(kinds), held))
         for index, domain in enumerate(kinds):
             members = self._members(int(domain), step)
             share[index, members] = 1.0 / len(members)
         usual = share @ self._recent[:held].sum(axis=1)  # [D] tokens
         order = np.argsort(-(weight * own.sum(axis=1) + (1 - weight) * usual[kind]), kind="stable")
-        place = np.empty(count, dtype=np.int64)
-        place[order] = np.arange(count)
-        scores = np.concatenate([own, self._recent[:held]])  # [B + P, G]
+        place = np.empty(len(numbers), dtype=np.int64)
+        place[order] = np.arange(len(numbers))
+        return _Standing(weight, own, np.eye(len(kinds))[kind], share, place)
+
+    def _search(
+        self, step: int, at: _Standing, draft_seconds: Floats, verify_seconds: Floats, uneven_seconds: float
+    ) -> _Found:
+        count = len(at.place)
+        scores = np.concatenate([at.own, self._recent[: at.share.shape[1]]])  # [B + P, G]
         ranked = np.argsort(-scores, axis=None, kind="stable")
         owner, position = np.divmod(ranked, self._positions)
         worth = scores.flatten()[ranked]
 
-        def search(length: int, tried: Ints) -> tuple[float, int, int]:
+        def best(length: int, tried: Ints) -> tuple[float, int, int]:
             """Throughput, rows and drafts to verify of the best of these numbers of rows [N]."""
-            member = place[None, :] < tried[:, None]  # [N, B]
-            rest = (member * (1 - weight)) @ np.eye(len(kinds))[kind]  # [N, D]: rows that take a domain's usual scores
-            mass = np.concatenate([member * weight, rest @ share], axis=1)  # [N, B + P], weight of each row of scores
+            member = at.place[None, :] < tried[:, None]  # [N, B]
+            rest = (member * (1 - at.weight)) @ at.kind  # [N, D]: rows that take a domain's usual scores
+            mass = np.concatenate([member * at.weight, rest @ at.share], axis=1)  # [N, B + P], of each row of scores
             within = position < length
             taken = mass[:, owner[within]]
             drafts, tokens = taken.cumsum(axis=1), (taken * worth[within]).cumsum(axis=1)  # [N, S], of no worse ones
-            best = (0.0, 0, 0)
+            found = (0.0, 0, 0)
             for n, x, y in zip(tried.tolist(), drafts, tokens, strict=True):
                 admitted = np.arange(n * length + 1)
                 gained = np.interp(admitted, np.concatenate([[0.0], x]), np.concatenate([[0.0], y]))
@@ -205,34 +265,28 @@ class Forecast:
                 if n == count:  # what all drafted, all verify
                     seconds[-1] -= uneven_seconds
                 theta = (count + gained) / seconds
-                at = int(theta.argmax())
-                if theta[at] > best[0]:
-                    best = (float(theta[at]), n, at)
-            return best
+                most = int(theta.argmax())
+                if theta[most] > found[0]:
+                    found = (float(theta[most]), n, most)
+            return found
 
         length = self._positions
         if (draft_seconds[0] < draft_seconds[-1]).any():
             ends = np.unique([(count + 1) // 2, count])
-            length = max(range(self._positions, 0, -1), key=lambda one: search(one, ends)[0])
+            length = max(range(self._positions, 0, -1), key=lambda one: best(one, ends)[0])
         steps = np.unique(np.linspace(0, count, min(count, STEPS) + 1).round().astype(np.int64))[1:]
-        theta, rows, capacity = search(length, steps)
+        theta, rows, capacity = best(length, steps)
         plain = float(count / verify_seconds[0])
         if theta <= plain:
-            return self._probe(place, plain, draft_seconds[-1], verify_seconds, uneven_seconds)
-        self._idle_s = 0.0
-        return Chosen(place < rows, length, capacity, theta)
+            return _Found(step, count, 0, self._positions, 0, plain)
+        return _Found(step, count, rows, length, capacity, theta)
 
-    def _probe(self, place: Ints, theta: float, draft_seconds: Floats, verify_seconds: Floats, uneven: float) -> Chosen:
-        """No row drafts, or a few whose turn has come, with a draft of each to verify."""
+    def _probe(self, count: int, draft_seconds: Floats, verify_seconds: Floats, uneven_seconds: float) -> int:
+        """Rows that draft all the same, with a draft of each to verify; mostly none."""
         self._idle_s += float(verify_seconds[0])
-        rows = min(len(place), ENOUGH)
-        price = float(draft_seconds[rows] + verify_seconds[rows] - verify_seconds[0]) + (
-            uneven if rows < len(place) else 0
-        )
-        if price > PROBES * self._idle_s:
-            return Chosen(np.zeros(len(place), dtype=np.bool_), self._positions, 0, theta)
-        self._idle_s = 0.0
-        return Chosen(place < rows, self._positions, rows, theta)
+        rows = min(count, ENOUGH)
+        price = float(draft_seconds[rows] + verify_seconds[rows] - verify_seconds[0])
+        return rows if price + (uneven_seconds if rows < count else 0.0) <= PROBES * self._idle_s else 0
 
     def _trust(self, number: int, step: int) -> float:
         last = self._last.get(number)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench.engine.forecast import ENOUGH, PROBES, WINDOW, Chosen, Floats, Forecast
+from specbench.engine.forecast import ENOUGH, HOLD, PROBES, WINDOW, Chosen, Floats, Forecast
 
 WIDTH = 3
 
@@ -132,7 +132,32 @@ def test_hopeless_drafts_are_not_made_when_drafting_costs_something() -> None:
     show(forecast, 0, np.full((4, WIDTH), 0.05), domains=[0] * 4)
     flat = [1.0] * 13
     assert choose(forecast, 1, domains=[0] * 4, draft=[0.0] * 5, verify=flat).rows.all()
-    assert not choose(forecast, 2, domains=[0] * 4, draft=[0.0, 0.5, 0.5, 0.5, 0.5], verify=flat).rows.any()
+    dear = [0.0, 0.5, 0.5, 0.5, 0.5]
+    assert not choose(forecast, 1 + HOLD, domains=[0] * 4, draft=dear, verify=flat).rows.any()
+
+
+def test_what_was_found_holds_for_some_cycles_and_for_other_numbers_of_rows_where_all_do_alike() -> None:
+    forecast = Forecast(1, positions=WIDTH)
+    show(forecast, 0, np.full((4, WIDTH), 0.5), domains=[0] * 4)
+    free, flat = [0.0] * 6, [1.0] * 16
+    assert choose(forecast, 1, domains=[0] * 4, draft=free[:5], verify=flat[:13]).capacity == 4 * WIDTH
+    hopeless = [1.0, *[9.0] * 15]  # as if verifying had become dear
+    for step, count in ((2, 4), (HOLD, 5)):
+        held = choose(
+            forecast, step, domains=[0] * count, draft=free[: count + 1], verify=hopeless[: count * WIDTH + 1]
+        )
+        assert (int(held.rows.sum()), held.capacity) == (count, count * WIDTH)
+    assert not choose(forecast, 1 + HOLD, domains=[0] * 4, draft=free[:5], verify=hopeless[:13]).capacity
+
+    some = Forecast(1, positions=WIDTH)
+    show(some, 0, np.array([[0.9, 0.1, 0.0], [0.8, 0.1, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]), domains=[0] * 4)
+    rising = [1.0 + 0.2 * k for k in range(13)]
+    kinds = {"draft": free[:5], "verify": rising}
+    first = choose(some, 1, domains=[0] * 4, **kinds)
+    assert 0 < first.capacity < 4 * WIDTH
+    assert choose(some, 2, domains=[0] * 4, **kinds).capacity == first.capacity
+    less = choose(some, 3, domains=[0] * 3, draft=free[:4], verify=hopeless[:10])
+    assert less.capacity == 0  # other rows, not all alike: decided anew
 
 
 def test_no_further_is_drafted_than_pays() -> None:
@@ -170,7 +195,7 @@ def test_rows_are_served_alike_where_unlike_ones_cost_more_than_choosing_gains()
     kinds = {"domains": [0, 0], "draft": [0.0, 0.01, 0.02], "verify": verify, "one": 0.5}
     free = choose(forecast, 1, **kinds)
     assert 0 < free.capacity < int(free.rows.sum()) * free.length
-    dear = choose(forecast, 1, **kinds, uneven=0.3)
+    dear = choose(forecast, 1 + HOLD, **kinds, uneven=0.3)
     assert dear.capacity == 2 * dear.length
     assert dear.rows.all()
 

@@ -170,16 +170,20 @@ class PricedPolicy(ScoredPolicy):
         assert chosen is not None, "what is drafted was asked first"
         scores = drafted.survival
         fresh = torch.nn.functional.pad(scores, (0, self.draft_length - scores.shape[1]))  # [B, G of the policy]
-        if drafted.whole is not None:  # rows that verify everything come first: the capacity holds for all together
-            scores = torch.where(drafted.whole[:, None], 2.0, scores)
-        admitted = torch.full((), chosen.capacity, dtype=torch.int64, device=scores.device)
         drafting = int(chosen.rows.sum())
+        if drafted.whole is None and chosen.capacity == drafting * chosen.length:  # room for all: no order is needed
+            planned = drafted.counts
+        else:
+            if drafted.whole is not None:  # rows that verify everything come first: the capacity holds for all together
+                scores = torch.where(drafted.whole[:, None], 2.0, scores)
+            admitted = torch.full((), chosen.capacity, dtype=torch.int64, device=scores.device)
+            planned = admit(rank(scores, drafted.counts), admitted)
         label = f"lag={self._lag} capacity={chosen.capacity} theta={chosen.theta:.6g}"
         label += f" length={chosen.length} drafting={drafting}"
         self._forecast.write(load.step, numbers=_numbers(rows), domains=_domains(rows), chosen=chosen, scores=fresh)
         step = load.step
         return Decision(
-            admit(rank(scores, drafted.counts), admitted),
+            planned,
             {},
             label,
             fresh,
