@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from support_planning import closed_loop, load, make_policy, make_rows, proposal
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.engine.cost_table import CostTable
+from specbench.engine.cost_table import CostTable, PromptCost, RowCost, WidthCost
 from specbench.errors import ConfigError, UnknownNameError
 from specbench.types import Verdict
 
@@ -101,6 +102,32 @@ def test_drafting_is_skipped_where_it_does_not_pay_and_comes_back() -> None:
     assert sum(share > 0 for share in shares[3:300]) >= 2  # probes
     assert max(shares[3:300]) <= 8 / 128
     assert shares[-1] == 1.0
+
+
+def test_prompts_change_nothing_about_drafts_where_the_table_prices_them_apart() -> None:
+    """As tokens of the rows, prompts would make these look fuller, where this table says that fuller is cheaper."""
+    width = WidthCost((1, 8), (1, 2, 4), ((0.0, 0.5, 0.0), (0.0, 0.5, 0.0)))
+    prompt = PromptCost((1, 64), (1.0, 1.5))
+    price = RowCost((1, 8), (0.01, 0.02), draft_length=1)
+    bare = CostTable((1, 64), (1.0, 0.5), 64, lookup="linear", draft={"dspark": price}, row_cost=RowCost((1,), (0.0,)))
+    table = replace(bare, width_cost=width, prompt=prompt)
+
+    def choices(riding: int) -> list[int]:
+        policy = make_policy("load-aware:draft-cost=on,lag=1,explore=0", 1, cost=table, rows=8)
+        shares = []
+        for step in range(12):
+            state, now = make_rows(8), load(step, prefill=riding)
+            limits = policy.draft_limits(state, load=now)
+            shares.append(int((limits > 0).sum()))
+            if shares[-1]:
+                given = proposal(torch.full((8, 1), 0.4), limits)
+                plan = policy.plan(state, proposal=given, load=now)
+                plan.states()
+        return shares
+
+    assert choices(0)[0] == 8
+    assert choices(0)[-1] == 0
+    assert choices(20) == choices(0)
 
 
 def test_a_share_of_the_rounds_verifies_everything_by_the_anchors_position() -> None:

@@ -153,9 +153,12 @@ class PricedPolicy(ScoredPolicy):
         """[rows * G + 1]: time of a step with 0, 1, ... drafts, without what its prompt tokens take.
 
         Prompts are to be run sooner or later whatever is decided. A step that takes long for them would otherwise
-        make its other time look cheap, and drafting pay that does not.
+        make its other time look cheap, and drafting pay that does not. Where the table prices them apart, they change
+        nothing about the rest: as tokens of the rows they would make these look fuller than they are.
         """
         candidates = rows * self.draft_length
+        if self._cost.table.prompt is not None:
+            riding = 0
         seconds = 1.0 / self._cost.host_rates(rows, riding=riding, candidates=candidates)
         if riding:
             seconds += 1.0 / self._cost.host_rates(rows, riding=0, candidates=candidates)[0] - seconds[0]
