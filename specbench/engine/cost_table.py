@@ -47,9 +47,9 @@ class CostTable:
     ``lookup`` "floor": the value at the largest measured point not beyond the tokens asked for holds; "linear": step
     times are joined by straight lines. Beyond ``max_tokens`` the time grows in proportion to the tokens, so that what
     was never measured is not free. ``row_cost`` adds seconds by rows; ``steps_per_s`` is then without them.
-    ``width_cost`` mends that by how full the rows are; ``uneven_cost`` is what unlike rows take beyond as many equal
-    ones (`uneven`). ``tokens_per_row`` says how the rows of the measured batches
-    were filled. ``spread`` is the interquartile range of the repeats over their median. ``draft`` holds the price of
+    ``width_cost`` mends that by how full the rows are; ``uneven_cost`` is what rows of unlike numbers of tokens take
+    beyond equal rows with as many in all (`uneven`). ``tokens_per_row`` says how the rows of the measured batches were
+    filled. ``spread`` is the interquartile range of the repeats over their median. ``draft`` holds the price of
     drafting by method, ``prompt`` that of prompt tokens, which need no logits; without it they cost what verified ones
     do.
     """

@@ -36,7 +36,7 @@ HOLD = 8  # cycles that a choice of length and numbers holds: searching anew for
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a step should do, and the tokens a second that are expected of it."""
+    """What a step should do, and the tokens a second that the search expected of it, up to `HOLD` cycles ago."""
 
     rows: Bools  # [B], those that draft
     length: int  # drafts of each of them

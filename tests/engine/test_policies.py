@@ -130,6 +130,25 @@ def test_prompts_change_nothing_about_drafts_where_the_table_prices_them_apart()
     assert choices(20) == choices(0)
 
 
+def test_rows_verify_alike_where_the_table_says_that_unlike_ones_cost_more() -> None:
+    price = RowCost((1, 4), (0.01, 0.02), draft_length=3, single=(0.01, 0.01))
+    even = CostTable((1, 64), (1.0, 0.4), 64, lookup="linear", draft={"dspark": price})
+    scores = torch.tensor([[0.9, 0.8, 0.7], [0.8, 0.1, 0.1], [0.3, 0.1, 0.1], [0.1, 0.1, 0.1]])
+
+    def verified(table: CostTable) -> list[int]:
+        policy = make_policy("load-aware:draft-cost=on,lag=1,explore=0", 3, cost=table, rows=4)
+        for step in range(12):
+            state, now = make_rows(4), load(step)
+            limits = policy.draft_limits(state, load=now)
+            given = proposal(scores[:, : int(limits.max())], limits)
+            plan = policy.plan(state, proposal=given, load=now)
+            plan.states()
+        return [int(count) for count in plan.lengths]
+
+    assert len(set(verified(even))) > 1
+    assert len(set(verified(replace(even, uneven_cost=RowCost((1, 4), (0.0, 0.8)))))) == 1
+
+
 def test_a_share_of_the_rounds_verifies_everything_by_the_anchors_position() -> None:
     policy = make_policy("threshold:1,explore=0.25", 3)
     anchors = list(range(40, 80))

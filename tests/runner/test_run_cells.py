@@ -57,6 +57,16 @@ def test_run_writes_records_that_reproduce_themselves(tiny, tmp_path):
         assert verify_record(tmp_path, result.record.run_id) == []
 
 
+def test_requests_of_every_method_have_their_own_limits_where_the_load_says_so(tiny, tmp_path):
+    summary = run(tiny, tmp_path, methods="ngram:3", load={"shortest": 0.25}, ignore_eos=True, concurrency=2)
+    assert summary.exit_code == 0
+    lengths = [{name: len(output) for name, output in texts(summary, index).items()} for index in (0, 1)]
+    assert lengths[0] == lengths[1]
+    assert len(set(lengths[0].values())) > 2
+    assert all(6 <= length <= 24 for length in lengths[0].values())
+    assert summary.results[1].record.comparability["load"] == "closed:2,shortest=0.25"
+
+
 def test_record_says_what_ran(tiny, tmp_path):
     spec = build_run(flags=tiny.flags(tmp_path, options={"ngram": {"max_ngram": 2}}, draft_length=4, seed=3))
     summary = run_cells(spec, command=["specbench", "run"])

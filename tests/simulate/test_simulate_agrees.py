@@ -206,8 +206,11 @@ def test_predictions_are_marked_and_never_rank(recorded: RunTrace) -> None:
 def test_the_simulated_forward_tells_unlike_rows_from_equal_ones() -> None:
     import torch
 
+    from specbench.engine.clock import VirtualClock
+    from specbench.engine.cost_table import RowCost
     from specbench.modeling.layout import BatchLayout, RowSpan
-    from specbench.simulation.engine import _uneven
+    from specbench.simulation.costs import NO_PRICE, StepCosts
+    from specbench.simulation.engine import ReplayModel, _uneven
 
     def layout(*counts: int) -> BatchLayout:
         spans, at = [], 0
@@ -221,3 +224,12 @@ def test_the_simulated_forward_tells_unlike_rows_from_equal_ones() -> None:
     assert not _uneven(layout(2, 2, 9), 4)  # the last row is a prompt's
     assert not _uneven(layout(1, 1, 80), 2)
     assert _uneven(layout(1, 3, 80), 4)
+
+    table = CostTable((1, 64), (1.0, 1.0), 64, lookup="linear", uneven_cost=RowCost((1, 8), (0.25, 0.25)))
+    spent = []
+    for counts in ((2, 2, 2), (2, 1, 2)):
+        clock, tokens = VirtualClock(), sum(counts)
+        model = ReplayModel(StepCosts(table, NO_PRICE), clock)
+        model.forward(torch.zeros(tokens), layout=layout(*counts), pool=None, logits_at=None)  # type: ignore[arg-type]
+        spent.append(clock.now())
+    assert spent == pytest.approx([1.0, 1.25])
